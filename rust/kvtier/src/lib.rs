@@ -1,0 +1,7 @@
+//! kvtier: the storage tier below GPU and host memory in KV-cache offloading.
+
+pub mod error;
+pub mod layout;
+
+#[cfg(not(target_pointer_width = "64"))]
+compile_error!("kvtier supports 64-bit targets only: row and file sizes are used as both u64 and usize");
