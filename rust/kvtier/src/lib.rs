@@ -1,5 +1,6 @@
 //! kvtier: the storage tier below GPU and host memory in KV-cache offloading.
 
+pub mod buffer;
 pub mod error;
 pub mod layout;
 

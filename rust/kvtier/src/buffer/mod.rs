@@ -1,0 +1,24 @@
+//! The engine's host rows and kvtier's own scratch memory: the only raw pointers of the crate.
+//!
+//! A [`Region`] is all rows of one tier, as the engine handed them over. One operation touches one row through a
+//! [`RowLease`], which keeps the region alive and knows by its [`Gate`] whether the operation is still open: once an
+//! operation's result is out, the row belongs to the engine again and nobody here may touch it.
+//! [`IoMemory`] puts a row and scratch pages together into the segments of one vectored transfer, and owns both until
+//! the transfer has ended.
+
+mod gate;
+mod host;
+mod lease;
+mod region;
+mod scratch;
+mod transfer;
+
+pub use gate::{Expiry, Gate};
+pub use host::HostRows;
+pub use lease::{RowAccess, RowLease};
+pub use region::{Region, RowPart};
+pub use scratch::{Scratch, ScratchPool};
+pub use transfer::IoMemory;
+
+/// Page size that memory for direct IO is aligned to; every supported file system accepts a multiple of it.
+pub const PAGE: usize = 4096;
