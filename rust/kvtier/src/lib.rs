@@ -2,7 +2,9 @@
 
 pub mod buffer;
 pub mod error;
+pub mod io;
 pub mod layout;
+pub mod store;
 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("kvtier supports 64-bit targets only: row and file sizes are used as both u64 and usize");

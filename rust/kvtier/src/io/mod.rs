@@ -1,0 +1,76 @@
+//! How bytes move: one completion-based trait, so that threads with `preadv`/`pwritev` and io_uring are the same to a
+//! store.
+//!
+//! An [`IoEngine`] runs two kinds of work: transfers ([`IoEngine::submit`]), and tasks that may block in system calls
+//! which have no asynchronous form, such as opening and linking files ([`IoEngine::spawn`]). It never sees a key.
+
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::buffer::{IoMemory, Region};
+use crate::error::Result;
+
+/// Work that may block; runs on a thread of the engine.
+pub type Task = Box<dyn FnOnce() + Send>;
+
+/// What happens when a transfer has ended: gets the memory back, and how many bytes moved.
+pub type Completion = Box<dyn FnOnce(Transferred) + Send>;
+
+/// Which way bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the file into memory.
+    Read,
+    /// From memory into the file.
+    Write,
+}
+
+/// One vectored transfer at a position of a file.
+#[derive(Debug)]
+pub struct Transfer {
+    /// The file, open until the transfer has ended.
+    pub file: Arc<File>,
+    /// Where in the file the first byte lies.
+    pub offset: u64,
+    /// Which way.
+    pub direction: Direction,
+    /// What to fill or to write.
+    pub memory: IoMemory,
+}
+
+/// A transfer that has ended.
+#[derive(Debug)]
+pub struct Transferred {
+    /// The transfer's memory. `memory.done_bytes()` is how much moved: all of it, or less at the end of the file.
+    pub memory: IoMemory,
+    /// The error that ended the transfer early. Short transfers and interruptions are no errors: engines go on.
+    pub result: io::Result<()>,
+}
+
+/// Moves bytes between files and memory.
+pub trait IoEngine: Send + Sync + 'static {
+    /// `"threads"` or `"uring"`.
+    fn name(&self) -> &'static str;
+
+    /// How many transfers make progress at the same time.
+    fn depth(&self) -> usize;
+
+    /// Runs `task` on a thread of the engine, as soon as one is free. After [`IoEngine::stop`] it is dropped unrun.
+    fn spawn(&self, task: Task);
+
+    /// Starts a transfer; `done` is called exactly once, on a thread of the engine. Called from such a thread, the
+    /// transfer may be made at once, so that `done` has been called when this returns.
+    fn submit(&self, transfer: Transfer, done: Completion);
+
+    /// Announces rows that transfers will use, for engines that can make use of it.
+    ///
+    /// # Errors
+    /// `Unavailable` when the system refuses; transfers work all the same.
+    fn register(&self, rows: &Arc<Region>) -> Result<()>;
+
+    /// Ends the engine: waiting tasks are dropped, running ones are waited for until `timeout`. Returns how many threads
+    /// are still stuck in a system call; they end by themselves when it returns.
+    fn stop(&self, timeout: Duration) -> usize;
+}

@@ -1,0 +1,134 @@
+//! Where blocks live: one trait, and a file for each kind of place.
+//!
+//! A store keeps blocks under keys. It knows nothing of jobs, deadlines or requests: it gets one operation with a row
+//! lease, and answers by a [`Done`] that cannot be lost. What it knows about a place of its own (a file, a slot, an
+//! object) it hands out as an opaque [`Location`].
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::buffer::RowLease;
+use crate::error::{Error, ErrorKind, Result};
+use crate::io::Task;
+use crate::layout::BlockKey;
+
+/// Where a block lies, in terms that only its store understands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Location(pub u64);
+
+/// A block that was stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// Where it lies.
+    pub location: Location,
+    /// Payload bytes that moved; 0 when the block was there already.
+    pub bytes: u64,
+}
+
+/// A block that was loaded and, where the format can, verified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loaded {
+    /// Payload bytes that moved.
+    pub bytes: u64,
+}
+
+/// What a probe found for one key.
+#[derive(Debug)]
+pub enum Probed {
+    /// A block of the right length is there.
+    Present(Location),
+    /// Nothing is there, or something that is not a block of this tier.
+    Absent,
+    /// The storage did not say.
+    Unknown(Error),
+}
+
+/// What a store says about itself.
+#[derive(Clone, Debug)]
+pub struct StoreInfo {
+    /// `"files"`, `"memory"`, …
+    pub kind: &'static str,
+    /// The place, as a person would name it: a path or a URL without secrets.
+    pub place: String,
+    /// Payload bytes of every block.
+    pub payload_bytes: usize,
+    /// How many operations the store works on at the same time; more wait in the engine's queues.
+    pub concurrency: usize,
+    /// Whether stores are refused.
+    pub read_only: bool,
+    /// Whether nobody else can add blocks while this store is open, so that its own knowledge is complete.
+    pub exclusive: bool,
+}
+
+/// A place for blocks.
+///
+/// `store`, `load` and `probe` are called on a thread of [`BlockStore::spawn`] and may work on it until they are done or
+/// return at once and answer later; in either case the answer is given through the [`Done`].
+pub trait BlockStore: Send + Sync + 'static {
+    /// What this store is.
+    fn info(&self) -> StoreInfo;
+
+    /// Runs `task` on one of the store's threads. After [`BlockStore::close`] it is dropped unrun.
+    fn spawn(&self, task: Task);
+
+    /// Writes the row under `key` and publishes it, unless the block is there already or the lease has ended by then.
+    fn store(&self, key: BlockKey, row: RowLease, done: Done<Stored>);
+
+    /// Reads the block under `key` into the row and verifies it. A block that is proven bad is removed (see
+    /// [`ErrorKind::is_proof_of_damage`]).
+    fn load(&self, key: BlockKey, row: RowLease, done: Done<Loaded>);
+
+    /// Looks for blocks without reading them; the answer has one entry per key, in order.
+    fn probe(&self, keys: Vec<BlockKey>, done: Done<Vec<Probed>>);
+
+    /// Calls `found` with each block that is there, until it returns false. Blocks the calling thread.
+    ///
+    /// # Errors
+    /// When the listing could not be completed.
+    fn scan(&self, found: &mut dyn FnMut(BlockKey, Location) -> bool) -> Result<()>;
+
+    /// Takes all blocks away, at once for every process; their space may be freed later. Blocks the calling thread.
+    ///
+    /// # Errors
+    /// When the blocks are still there.
+    fn reset(&self) -> Result<()>;
+
+    /// Ends the store's threads; waits for running operations until `timeout`. Returns how many are still stuck.
+    fn close(&self, timeout: Duration) -> usize;
+
+    /// In a forked child: gives up what is shared with the parent (locks held through inherited descriptors), without
+    /// taking any lock.
+    fn abandon_in_child(&self) {}
+}
+
+/// The answer to one operation: given once, and never lost. Dropping it unanswered (a panic, a store that was closed)
+/// answers with [`ErrorKind::Internal`].
+pub struct Done<T>(Option<Box<dyn FnOnce(Result<T>) + Send>>);
+
+impl<T> Done<T> {
+    /// An answer that goes to `receiver`.
+    pub fn new(receiver: impl FnOnce(Result<T>) + Send + 'static) -> Self {
+        Self(Some(Box::new(receiver)))
+    }
+
+    /// Gives the answer.
+    pub fn give(mut self, answer: Result<T>) {
+        if let Some(receiver) = self.0.take() {
+            receiver(answer);
+        }
+    }
+}
+
+impl<T> Drop for Done<T> {
+    fn drop(&mut self) {
+        if let Some(receiver) = self.0.take() {
+            receiver(Err(Error::new(ErrorKind::Internal, "the store gave no answer")));
+        }
+    }
+}
+
+impl<T> fmt::Debug for Done<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Done")
+    }
+}
