@@ -3,6 +3,7 @@
 pub mod buffer;
 pub mod error;
 pub mod io;
+pub mod identity;
 pub mod layout;
 pub mod store;
 

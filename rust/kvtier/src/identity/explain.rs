@@ -1,0 +1,1 @@
+//! Why an identity is what it is, field by field.

@@ -1,0 +1,306 @@
+//! An identity: every fact that changes a block's bytes, stated by whoever opens a tier.
+
+use super::diff::Difference;
+use super::fields::Fields;
+use super::mapper::MapperArguments;
+use super::namespace::NamespaceKind;
+use super::text::Text;
+use super::value::{Int, Value};
+use crate::error::{Error, ErrorKind, Result};
+
+/// The format of blocks in the `kvtier` kind, hashed as `storage_format`.
+const STORAGE_FORMAT: &str = "kvtier-1";
+
+/// What is stated about an engine's KV blocks. `None` means not stated: it is not hashed, and not protected from.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Facts {
+    /// The model's name or path, as the engine knows it.
+    pub model_name: Text,
+    /// Tokens that one block hash covers, at least 1.
+    pub tokens_per_hash: u64,
+    /// Blocks in one file, at least 1.
+    pub blocks_per_file: u64,
+    /// Workers between which tensors are split, at least 1.
+    pub tp_size: u64,
+    /// Stages between which layers are split, at least 1.
+    pub pp_size: u64,
+    /// Workers between which the tokens of a prompt are split while it is read, at least 1.
+    pub pcp_size: u64,
+    /// Workers between which cached tokens are split while text is produced, at least 1.
+    pub dcp_size: u64,
+    /// The worker's number; part of the path, never hashed.
+    pub rank: u32,
+    /// Element type of the KV cache, resolved: not `auto`.
+    pub dtype: Text,
+    /// The KV-cache groups, in the engine's order.
+    pub kv_cache_groups: Vec<Group>,
+    /// The engine's name.
+    pub inference_engine: Text,
+    /// Rows are the same bytes under any parallel layout: hashed as one worker of rank 0.
+    pub parallel_agnostic: bool,
+    /// Every rank holds the same bytes. Collapses parallel sizes only together with `parallel_agnostic`.
+    pub replicated_layout: bool,
+    /// The engine's canonical byte format, if rows are in one.
+    pub canonical_format: Option<Text>,
+    /// Bytes from one row to the next in the engine's buffer, padding included. Known at the latest when a tier opens.
+    pub row_bytes: Option<u64>,
+    /// Bytes of a row that matter, where strides differ between engines that share rows; hashed as `row_bytes`.
+    pub payload_bytes: Option<u64>,
+    /// Blocks that the engine joins into one row.
+    pub blocks_per_chunk: Option<u64>,
+    /// Name of the KV layout, such as `HND` or `NHD`.
+    pub kv_cache_layout: Option<Text>,
+    /// The model's name wherever it is loaded from; stands for `model_name` in the `kvtier` kind.
+    pub model_id: Option<Text>,
+    /// Revision of the weights.
+    pub model_revision: Option<Text>,
+    /// Parameters of the rotary position encoding, and other overrides of the model's configuration.
+    pub rope: Option<Value>,
+    /// Scales of a quantised KV cache, or a fingerprint of them.
+    pub kv_scales: Option<Value>,
+    /// Generation of the engine's model runner.
+    pub model_runner: Option<Text>,
+    /// A name that keeps apart what the operator wants apart.
+    pub namespace: Option<Text>,
+}
+
+/// Layers whose blocks are of one size and live in one table of the engine.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Group {
+    /// Tokens in one block, at least 1.
+    pub tokens_per_block: u64,
+    /// Names of the layers, in the engine's order.
+    pub layer_names: Vec<Text>,
+}
+
+impl Facts {
+    /// The least that can be stated; everything else is as if one worker of vLLM had no more to say.
+    pub fn new(model_name: impl Into<Text>, tokens_per_hash: u64, dtype: impl Into<Text>) -> Self {
+        Self {
+            model_name: model_name.into(),
+            tokens_per_hash,
+            blocks_per_file: 1,
+            tp_size: 1,
+            pp_size: 1,
+            pcp_size: 1,
+            dcp_size: 1,
+            rank: 0,
+            dtype: dtype.into(),
+            kv_cache_groups: Vec::new(),
+            inference_engine: "vllm".into(),
+            parallel_agnostic: false,
+            replicated_layout: false,
+            canonical_format: None,
+            row_bytes: None,
+            payload_bytes: None,
+            blocks_per_chunk: None,
+            kv_cache_layout: None,
+            model_id: None,
+            model_revision: None,
+            rope: None,
+            kv_scales: None,
+            model_runner: None,
+            namespace: None,
+        }
+    }
+
+    /// The rank in block paths: 0 when rows don't depend on the worker.
+    pub fn effective_rank(&self) -> u32 {
+        if self.parallel_agnostic { 0 } else { self.rank }
+    }
+}
+
+/// Facts that make sense together.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Identity {
+    facts: Facts,
+}
+
+impl Identity {
+    /// Checks the facts; one error lists everything that is wrong with them.
+    ///
+    /// Whole floats in `rope` and `kv_scales` become integers here, so that `2` and `2.0` are the same configuration.
+    pub fn new(mut facts: Facts) -> Result<Self> {
+        let problems = problems_of(&facts);
+        if !problems.is_empty() {
+            let message = format!("this is no identity: {}", problems.join("; "));
+            return Err(Error::new(ErrorKind::InvalidInput, message));
+        }
+        facts.rope = facts.rope.map(Value::with_numbers_normalised);
+        facts.kv_scales = facts.kv_scales.map(Value::with_numbers_normalised);
+        Ok(Self { facts })
+    }
+
+    /// What was stated.
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    /// The same identity with the row length that the engine's buffer turned out to have.
+    ///
+    /// An error if another one was stated, or if `payload_bytes` don't fit into it.
+    pub fn with_row_bytes(&self, row_bytes: u64) -> Result<Self> {
+        match self.facts.row_bytes {
+            Some(stated) if stated != row_bytes => Err(Error::new(
+                ErrorKind::InvalidInput,
+                format!("the identity states row_bytes {stated}, but the rows are {row_bytes} bytes apart"),
+            )),
+            _ => Self::new(Facts { row_bytes: Some(row_bytes), ..self.facts.clone() }),
+        }
+    }
+
+    /// The fields that a namespace of this kind hashes, as far as they are known.
+    pub fn fields(&self, kind: NamespaceKind) -> Fields {
+        let facts = &self.facts;
+        let mut fields = self.mapper_arguments().fields();
+        if kind == NamespaceKind::Vllm {
+            return fields;
+        }
+        fields.set("model_name", self.model(kind).clone());
+        fields.set("dtype", resolved_name(&facts.dtype));
+        fields.set("storage_format", STORAGE_FORMAT);
+        fields.set_if_given("row_bytes", facts.payload_bytes.or(facts.row_bytes));
+        fields.set_if_given("blocks_per_chunk", facts.blocks_per_chunk);
+        fields.set_if_given("kv_cache_layout", facts.kv_cache_layout.clone());
+        fields.set_if_given("model_revision", facts.model_revision.clone());
+        fields.set_if_given("rope", facts.rope.clone());
+        fields.set_if_given("kv_scales", facts.kv_scales.clone());
+        fields.set_if_given("model_runner", facts.model_runner.clone());
+        fields.set_if_given("namespace", facts.namespace.clone());
+        fields
+    }
+
+    /// What this identity tells an engine's own mapper.
+    pub fn mapper_arguments(&self) -> MapperArguments {
+        let facts = &self.facts;
+        MapperArguments {
+            model_name: facts.model_name.clone(),
+            tokens_per_hash: facts.tokens_per_hash.into(),
+            blocks_per_file: facts.blocks_per_file.into(),
+            tp_size: facts.tp_size.into(),
+            pp_size: facts.pp_size.into(),
+            pcp_size: facts.pcp_size.into(),
+            dcp_size: facts.dcp_size.into(),
+            rank: Int::from(u64::from(facts.rank)),
+            dtype: facts.dtype.clone(),
+            kv_cache_groups: facts.kv_cache_groups.iter().map(Group::to_value).collect::<Vec<_>>().into(),
+            inference_engine: facts.inference_engine.clone(),
+            parallel_agnostic: facts.parallel_agnostic,
+            replicated_layout: facts.replicated_layout,
+            canonical_format: facts.canonical_format.clone(),
+        }
+    }
+
+    /// Where the two would not share blocks of this kind, and why; empty when they do.
+    pub fn diff(&self, other: &Self, kind: NamespaceKind) -> Vec<Difference> {
+        self.fields(kind).diff(&other.fields(kind))
+    }
+
+    /// SHA-256 over the fields of this kind in 64 hex digits; an error where [`Identity::check_kind`] gives one.
+    pub fn fingerprint(&self, kind: NamespaceKind) -> Result<String> {
+        self.check_kind(kind)?;
+        Ok(self.fields(kind).fingerprint())
+    }
+
+    /// Whether these facts are enough for a namespace of this kind: the `kvtier` kind wants the dtype resolved.
+    pub fn check_kind(&self, kind: NamespaceKind) -> Result<()> {
+        let dtype = &self.facts.dtype;
+        let unresolved = matches!(dtype.to_string_lossy().trim().to_lowercase().as_str(), "" | "auto" | "none");
+        if kind == NamespaceKind::Kvtier && unresolved {
+            return Err(Error::new(
+                ErrorKind::Config,
+                format!(
+                    "dtype {dtype:?} says what was asked for, not what is stored: two engines can resolve it differently \
+                     and read each other's bytes as other numbers; give the resolved type, such as \"bfloat16\""
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    /// The name that is hashed and shown in paths.
+    pub(super) fn model(&self, kind: NamespaceKind) -> &Text {
+        match (kind, &self.facts.model_id) {
+            (NamespaceKind::Kvtier, Some(id)) => id,
+            _ => &self.facts.model_name,
+        }
+    }
+}
+
+impl Group {
+    fn to_value(&self) -> Value {
+        Value::from([
+            ("tokens_per_block", self.tokens_per_block.into()),
+            ("layer_names", Value::from(self.layer_names.clone())),
+        ])
+    }
+}
+
+/// `torch.bfloat16`, as torch prints its types, and `bfloat16`, as engines name them, are one type.
+fn resolved_name(dtype: &Text) -> Text {
+    dtype.as_str().and_then(|name| name.strip_prefix("torch.")).map_or_else(|| dtype.clone(), Into::into)
+}
+
+/// Everything that is wrong with the facts, each with the field, its value and what is accepted.
+fn problems_of(facts: &Facts) -> Vec<String> {
+    let mut problems = Vec::new();
+    let sizes = [
+        ("tokens_per_hash", Some(facts.tokens_per_hash)),
+        ("blocks_per_file", Some(facts.blocks_per_file)),
+        ("tp_size", Some(facts.tp_size)),
+        ("pp_size", Some(facts.pp_size)),
+        ("pcp_size", Some(facts.pcp_size)),
+        ("dcp_size", Some(facts.dcp_size)),
+        ("row_bytes", facts.row_bytes),
+        ("payload_bytes", facts.payload_bytes),
+        ("blocks_per_chunk", facts.blocks_per_chunk),
+    ];
+    for (name, _) in sizes.into_iter().filter(|(_, size)| *size == Some(0)) {
+        problems.push(format!("{name} is 0, an integer of at least 1 is accepted"));
+    }
+    for (i, _) in facts.kv_cache_groups.iter().enumerate().filter(|(_, group)| group.tokens_per_block == 0) {
+        problems.push(format!("kv_cache_groups[{i}].tokens_per_block is 0, an integer of at least 1 is accepted"));
+    }
+    let texts = [
+        ("model_name", Some(&facts.model_name)),
+        ("inference_engine", Some(&facts.inference_engine)),
+        ("canonical_format", facts.canonical_format.as_ref()),
+        ("kv_cache_layout", facts.kv_cache_layout.as_ref()),
+        ("model_id", facts.model_id.as_ref()),
+        ("model_revision", facts.model_revision.as_ref()),
+        ("model_runner", facts.model_runner.as_ref()),
+        ("namespace", facts.namespace.as_ref()),
+    ];
+    for (name, _) in texts.into_iter().filter(|(_, text)| text.is_some_and(Text::is_empty)) {
+        problems.push(format!("{name} is empty, text that says something is accepted"));
+    }
+    if let Some(namespace) = &facts.namespace {
+        let shown = namespace.to_string_lossy();
+        if shown.contains("..") || shown.contains(['/', '\\']) || shown.contains(char::is_control) {
+            problems.push(format!(
+                "namespace is {namespace:?}, text without \"..\", slashes, backslashes and control characters is accepted: \
+                 it is a name, not a path"
+            ));
+        }
+    }
+    if let (Some(payload), Some(row)) = (facts.payload_bytes, facts.row_bytes)
+        && payload > row
+    {
+        problems.push(format!("payload_bytes is {payload}, at most the row_bytes {row} are accepted"));
+    }
+    if facts.replicated_layout {
+        for (name, size, split) in [
+            ("pp_size", facts.pp_size, "layers"),
+            ("pcp_size", facts.pcp_size, "prompt tokens"),
+            ("dcp_size", facts.dcp_size, "cached tokens"),
+        ] {
+            if size > 1 {
+                problems.push(format!(
+                    "{name} is {size} with replicated_layout, only 1 is accepted: it splits {split} between workers, \
+                     so their rows are not the same bytes"
+                ));
+            }
+        }
+    }
+    problems
+}
