@@ -5,6 +5,10 @@ use pyo3::prelude::*;
 /// The native half of the `kvtier` package.
 #[pymodule]
 mod _kvtier {
-    #[pymodule_export]
-    const __VERSION__: &str = env!("CARGO_PKG_VERSION");
+    use super::{Bound, PyModule, PyModuleMethods, PyResult};
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
 }

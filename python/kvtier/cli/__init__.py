@@ -1,0 +1,35 @@
+"""The ``kvtier`` command: one subcommand a module, joined here."""
+
+from typing import Annotated
+
+import typer
+
+import kvtier
+
+app = typer.Typer(
+    name="kvtier",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_show_locals=False,  # locals may hold credentials
+)
+
+
+def main() -> None:
+    """Entry point of the ``kvtier`` command."""
+    app()
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"kvtier {kvtier.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """The storage tier for the KV caches of LLM engines."""
