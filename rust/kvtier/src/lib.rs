@@ -2,8 +2,8 @@
 
 pub mod buffer;
 pub mod error;
-pub mod io;
 pub mod identity;
+pub mod io;
 pub mod layout;
 pub mod store;
 

@@ -139,3 +139,101 @@ fn mismatch(differences: &[Difference]) -> Error {
         format!("the namespace was written under another identity: {}", listed.join("; ")),
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::identity::{Facts, Identity, Namespace};
+
+    fn namespace(tp_size: u64, kind: NamespaceKind) -> Namespace {
+        let facts = Facts { tp_size, row_bytes: Some(4096), ..Facts::new("org/m", 16, "bfloat16") };
+        Namespace::new(&Identity::new(facts).unwrap(), kind).unwrap()
+    }
+
+    fn is_same(check: &ConfigCheck) -> bool {
+        matches!(check, ConfigCheck::Same)
+    }
+
+    #[test]
+    fn what_is_written_is_accepted_whoever_wrote_it() {
+        let ours = namespace(1, NamespaceKind::Kvtier).with_hashing(Some("sha256".into()), Some("5eed".into()));
+        assert!(is_same(&ours.check_config(ours.config_text().as_bytes())));
+        // Another version, another name, other hashes: none of it is hashed.
+        assert!(is_same(&ours.check_config(namespace(1, NamespaceKind::Kvtier).config_text().as_bytes())));
+
+        let engines = namespace(1, NamespaceKind::Vllm);
+        let by_engine = engines.config_text();
+        let by_kvtier = StoredConfig::encode(NamespaceKind::Kvtier, engines.fields(), &Origin::default());
+        for text in [by_engine, by_kvtier] {
+            assert!(is_same(&engines.check_config(text.as_bytes())), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_origin_is_recorded_and_read_back() {
+        let ours = namespace(1, NamespaceKind::Kvtier).with_hashing(Some("sha256".into()), Some("5eed".into()));
+        let stored = StoredConfig::from_json(ours.config_text().as_bytes()).unwrap();
+        assert_eq!(stored.fields, *ours.fields());
+        let origin = stored.origin.unwrap();
+        assert_eq!(origin.kvtier.unwrap(), *env!("CARGO_PKG_VERSION"));
+        assert_eq!(origin.display_name.unwrap(), *"org/m");
+        assert_eq!((origin.hash_algorithm.unwrap(), origin.hash_seed.unwrap()), ("sha256".into(), "5eed".into()));
+        // The engine's own file has no room for it.
+        let engines = namespace(1, NamespaceKind::Vllm).config_text();
+        assert_eq!(StoredConfig::from_json(engines.as_bytes()).unwrap().origin, None);
+    }
+
+    #[test]
+    fn another_identity_is_named_field_by_field() {
+        let ours = namespace(4, NamespaceKind::Kvtier);
+        let theirs = namespace(2, NamespaceKind::Kvtier).config_text().replace("4096", "4096.0");
+        let ConfigCheck::Different(error) = ours.check_config(theirs.as_bytes()) else {
+            panic!("a difference expected")
+        };
+        assert_eq!(error.kind(), ErrorKind::IdentityMismatch);
+        assert!(
+            error.message().ends_with("tp_size is 2 on storage, 4 here; row_bytes is 4096.0 on storage, 4096 here"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn an_absent_field_is_a_difference_also_where_null_stands_for_it() {
+        let ours = namespace(1, NamespaceKind::Kvtier);
+        let theirs = ours.config_text().replacen("\"fields\": {", "\"fields\": {\"rope\": null,", 1);
+        let ConfigCheck::Different(error) = ours.check_config(theirs.as_bytes()) else {
+            panic!("a difference expected")
+        };
+        assert!(error.message().ends_with("rope is null on storage, (absent) here"), "{error}");
+    }
+
+    #[test]
+    fn every_cut_of_a_file_is_unreadable_not_different() {
+        for kind in [NamespaceKind::Kvtier, NamespaceKind::Vllm] {
+            let namespace = namespace(1, kind);
+            let text = namespace.config_text();
+            let text = text.trim_end();
+            for end in 0..text.len() {
+                let check = namespace.check_config(&text.as_bytes()[..end]);
+                assert!(matches!(check, ConfigCheck::Unreadable(_)), "{kind} cut at {end}: {check:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn unreadable_files_say_why() {
+        for (text, problem) in [
+            (&b""[..], "it is empty"),
+            (b"  \n", "it is empty"),
+            (b"[]", "it holds no JSON object"),
+            (b"{}", "it has neither"),
+            (b"{\"fields\": 1}", "it has neither"),
+            (b"{\"model_name\": \"a\", \"model_name\": \"a\"}", "the key \"model_name\" is given twice"),
+            (b"\xff\xfe", "a JSON value is expected"),
+        ] {
+            let error = StoredConfig::from_json(text).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config);
+            assert!(error.message().contains(problem), "{error}");
+        }
+    }
+}

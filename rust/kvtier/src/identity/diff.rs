@@ -85,3 +85,87 @@ fn shown(value: Option<&Value>) -> String {
     let ends = SHOWN_CHARS / 2;
     format!("{} … {}", &json[..ends], &json[json.len() - ends..])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::identity::value::Float;
+    use crate::identity::{Facts, Group, Identity, NamespaceKind, Text};
+
+    fn fields_of(facts: Facts) -> Fields {
+        Identity::new(facts).unwrap().fields(NamespaceKind::Kvtier)
+    }
+
+    fn shown_diff(left: Facts, right: Facts) -> Vec<String> {
+        fields_of(left).diff(&fields_of(right)).iter().map(ToString::to_string).collect()
+    }
+
+    fn base() -> Facts {
+        Facts::new("m", 16, "bfloat16")
+    }
+
+    #[test]
+    fn each_difference_is_named_with_both_values_in_the_order_of_the_fields() {
+        let left = Facts { tp_size: 2, namespace: Some("a".into()), ..base() };
+        let right = Facts { tp_size: 4, dtype: "float16".into(), ..base() };
+        assert_eq!(
+            shown_diff(left, right),
+            ["tp_size: 2 | 4", "dtype: \"bfloat16\" | \"float16\"", "namespace: \"a\" | (absent)"]
+        );
+        assert!(shown_diff(base(), base()).is_empty());
+    }
+
+    #[test]
+    fn what_differs_inside_is_named_by_its_way() {
+        let groups = |layer: &str| vec![Group { tokens_per_block: 16, layer_names: vec!["l.0".into(), layer.into()] }];
+        let left = Facts {
+            kv_cache_groups: groups("l.1"),
+            rope: Some(Value::from([("factor", Value::from(2)), ("type", "yarn".into())])),
+            ..base()
+        };
+        let right = Facts {
+            kv_cache_groups: groups("l.2"),
+            rope: Some(Value::from([("factor", Value::Float(Float::new(1.5).unwrap()))])),
+            ..base()
+        };
+        assert_eq!(
+            shown_diff(left, right),
+            [
+                "kv_cache_groups[0].layer_names[1]: \"l.1\" | \"l.2\"",
+                "rope.factor: 2 | 1.5",
+                "rope.type: \"yarn\" | (absent)"
+            ]
+        );
+    }
+
+    #[test]
+    fn absent_is_not_null_and_one_is_neither_one_point_zero_nor_true() {
+        let with = |value: Value| {
+            Fields::from([("rope".into(), value)].into_iter().collect::<std::collections::BTreeMap<_, _>>())
+        };
+        let found = with(Value::Null).diff(&Fields::default());
+        assert_eq!((found[0].left.clone(), found[0].right.clone()), (Some(Value::Null), None));
+        let one_point_zero = Value::Float(Float::new(1.0).unwrap());
+        assert_eq!(with(1.into()).diff(&with(one_point_zero)).len(), 1);
+        assert_eq!(with(1.into()).diff(&with(true.into())).len(), 1);
+    }
+
+    #[test]
+    fn there_is_a_difference_exactly_when_the_digest_differs() {
+        // A surrogate pair as two code points is hashed as the character that it spells.
+        let mut pair = Text::default();
+        pair.push(0xD83D);
+        pair.push(0xDE00);
+        let left = Facts { model_revision: Some(pair), ..base() };
+        let right = Facts { model_revision: Some("\u{1F600}".into()), ..base() };
+        assert_eq!(fields_of(left.clone()).digest(), fields_of(right.clone()).digest());
+        assert!(shown_diff(left, right).is_empty());
+    }
+
+    #[test]
+    fn long_values_are_shortened_when_shown() {
+        let left = Facts { model_revision: Some("x".repeat(10_000).into()), ..base() };
+        let shown = shown_diff(left, base());
+        assert!(shown[0].len() < 200 && shown[0].contains(" … "), "{shown:?}");
+    }
+}

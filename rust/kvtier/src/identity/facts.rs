@@ -304,3 +304,216 @@ fn problems_of(facts: &Facts) -> Vec<String> {
     }
     problems
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::identity::value::Float;
+
+    const KINDS: [NamespaceKind; 2] = [NamespaceKind::Kvtier, NamespaceKind::Vllm];
+
+    fn base() -> Facts {
+        Facts { row_bytes: Some(4096), ..Facts::new("org/m", 16, "bfloat16") }
+    }
+
+    fn digest(facts: &Facts, kind: NamespaceKind) -> String {
+        Identity::new(facts.clone()).unwrap().fields(kind).digest()
+    }
+
+    /// Every fact changed alone, and whether an engine's own mapper knows it.
+    fn changes() -> Vec<(&'static str, bool, Facts)> {
+        let group = |tokens_per_block, layer: &str| {
+            vec![Group { tokens_per_block, layer_names: vec!["layers.0".into(), layer.into()] }]
+        };
+        let factor = |factor: f64| Some(Value::from([("factor", Value::Float(Float::new(factor).unwrap()))]));
+        vec![
+            ("model_name", true, Facts { model_name: "org_m".into(), ..base() }),
+            ("tokens_per_hash", true, Facts { tokens_per_hash: 32, ..base() }),
+            ("blocks_per_file", true, Facts { blocks_per_file: 2, ..base() }),
+            ("tp_size", true, Facts { tp_size: 2, ..base() }),
+            ("pp_size", true, Facts { pp_size: 2, ..base() }),
+            ("pcp_size", true, Facts { pcp_size: 2, ..base() }),
+            ("dcp_size", true, Facts { dcp_size: 2, ..base() }),
+            ("dtype", true, Facts { dtype: "float16".into(), ..base() }),
+            ("one group", true, Facts { kv_cache_groups: group(16, "layers.1"), ..base() }),
+            ("its layer", true, Facts { kv_cache_groups: group(16, "layers.2"), ..base() }),
+            ("its tokens", true, Facts { kv_cache_groups: group(32, "layers.1"), ..base() }),
+            (
+                "two groups",
+                true,
+                Facts { kv_cache_groups: [group(16, "layers.1"), group(16, "layers.1")].concat(), ..base() },
+            ),
+            ("inference_engine", true, Facts { inference_engine: "sglang".into(), ..base() }),
+            ("parallel_agnostic", true, Facts { parallel_agnostic: true, ..base() }),
+            ("replicated_layout", true, Facts { replicated_layout: true, ..base() }),
+            ("replicated", true, Facts { parallel_agnostic: true, replicated_layout: true, ..base() }),
+            ("canonical_format", true, Facts { canonical_format: Some("v1-nhd".into()), ..base() }),
+            ("row_bytes", false, Facts { row_bytes: Some(8192), ..base() }),
+            ("payload_bytes", false, Facts { payload_bytes: Some(4000), ..base() }),
+            ("blocks_per_chunk", false, Facts { blocks_per_chunk: Some(2), ..base() }),
+            ("kv_cache_layout", false, Facts { kv_cache_layout: Some("HND".into()), ..base() }),
+            ("other layout", false, Facts { kv_cache_layout: Some("NHD".into()), ..base() }),
+            ("model_id", false, Facts { model_id: Some("id".into()), ..base() }),
+            ("model_revision", false, Facts { model_revision: Some("main".into()), ..base() }),
+            ("rope", false, Facts { rope: factor(1.0), ..base() }),
+            ("rope factor", false, Facts { rope: factor(2.0), ..base() }),
+            ("kv_scales", false, Facts { kv_scales: factor(1.0), ..base() }),
+            ("model_runner", false, Facts { model_runner: Some("v2".into()), ..base() }),
+            ("namespace", false, Facts { namespace: Some("v2".into()), ..base() }),
+        ]
+    }
+
+    #[test]
+    fn every_fact_alone_moves_the_digest_to_a_place_of_its_own() {
+        let changes = changes();
+        let kvtier: HashSet<_> = changes.iter().map(|(_, _, facts)| digest(facts, NamespaceKind::Kvtier)).collect();
+        assert_eq!(kvtier.len(), changes.len());
+        assert!(!kvtier.contains(&digest(&base(), NamespaceKind::Kvtier)));
+    }
+
+    #[test]
+    fn the_vllm_kind_knows_what_the_mapper_knows_and_nothing_else() {
+        let plain = digest(&base(), NamespaceKind::Vllm);
+        for (name, in_mapper, facts) in changes() {
+            assert_eq!(digest(&facts, NamespaceKind::Vllm) != plain, in_mapper, "{name}");
+            let identity = Identity::new(facts).unwrap();
+            assert_eq!(identity.fields(NamespaceKind::Vllm), identity.mapper_arguments().fields(), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_rank_and_the_stride_around_a_stated_payload_move_nothing() {
+        assert_eq!(digest(&Facts { rank: 5, ..base() }, NamespaceKind::Kvtier), digest(&base(), NamespaceKind::Kvtier));
+        let [narrow, wide] =
+            [4096, 8192].map(|row| Facts { row_bytes: Some(row), payload_bytes: Some(4000), ..base() });
+        let unpadded = Facts { row_bytes: Some(4000), ..base() };
+        assert_eq!(digest(&narrow, NamespaceKind::Kvtier), digest(&wide, NamespaceKind::Kvtier));
+        assert_eq!(digest(&narrow, NamespaceKind::Kvtier), digest(&unpadded, NamespaceKind::Kvtier));
+    }
+
+    #[test]
+    fn replicated_rows_are_shared_by_every_tp_size_and_rank_and_by_nobody_else() {
+        for kind in KINDS {
+            let stated = |tp_size, rank, parallel_agnostic, replicated_layout| Facts {
+                tp_size,
+                rank,
+                parallel_agnostic,
+                replicated_layout,
+                ..base()
+            };
+            let ranks: Vec<_> =
+                [1_u64, 2, 4, 8].into_iter().flat_map(|tp| (0..tp as u32).map(move |r| (tp, r))).collect();
+            let shared: HashSet<_> = ranks.iter().map(|&(tp, r)| digest(&stated(tp, r, true, true), kind)).collect();
+            let agnostic: HashSet<_> = ranks.iter().map(|&(tp, r)| digest(&stated(tp, r, true, false), kind)).collect();
+            let unasked: HashSet<_> = ranks.iter().map(|&(tp, r)| digest(&stated(tp, r, false, true), kind)).collect();
+            let plain: HashSet<_> = ranks.iter().map(|&(tp, r)| digest(&stated(tp, r, false, false), kind)).collect();
+            assert_eq!([shared.len(), agnostic.len(), unasked.len(), plain.len()], [1, 1, 4, 4]);
+            let all: HashSet<_> = [shared, agnostic, unasked, plain].into_iter().flatten().collect();
+            assert_eq!(all.len(), 10, "{kind}");
+        }
+        assert_eq!(Facts { rank: 3, parallel_agnostic: true, ..base() }.effective_rank(), 0);
+    }
+
+    #[test]
+    fn splits_of_layers_or_tokens_are_not_replicated() {
+        let facts = Facts { pp_size: 2, pcp_size: 3, dcp_size: 4, replicated_layout: true, ..base() };
+        for parallel_agnostic in [true, false] {
+            let error = Identity::new(Facts { parallel_agnostic, ..facts.clone() }).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
+            for part in ["pp_size is 2", "pcp_size is 3", "dcp_size is 4", "splits layers between workers"] {
+                assert!(error.message().contains(part), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn one_error_lists_everything_that_is_wrong() {
+        let facts = Facts {
+            tp_size: 0,
+            row_bytes: Some(10),
+            payload_bytes: Some(11),
+            namespace: Some("../x".into()),
+            model_revision: Some("".into()),
+            kv_cache_groups: vec![Group { tokens_per_block: 0, layer_names: Vec::new() }],
+            ..Facts::new("", 16, "bfloat16")
+        };
+        let error = Identity::new(facts).unwrap_err();
+        for part in [
+            "tp_size is 0",
+            "kv_cache_groups[0].tokens_per_block is 0",
+            "model_name is empty",
+            "model_revision is empty",
+            "namespace is \"../x\"",
+            "payload_bytes is 11, at most the row_bytes 10",
+        ] {
+            assert!(error.message().contains(part), "{part}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_namespace_is_a_name_not_a_path() {
+        for wrong in ["..", "a/b", "a..b", "a\\b", "a\0b", "a\nb", ""] {
+            assert!(Identity::new(Facts { namespace: Some(wrong.into()), ..base() }).is_err(), "{wrong:?}");
+        }
+        for right in ["a", ".", "v1.2", "团队 A", "x:y"] {
+            assert!(Identity::new(Facts { namespace: Some(right.into()), ..base() }).is_ok(), "{right:?}");
+        }
+    }
+
+    #[test]
+    fn an_unresolved_dtype_is_refused_in_the_kvtier_kind() {
+        for dtype in ["auto", "AUTO", " auto ", "", " ", "None"] {
+            let identity = Identity::new(Facts { dtype: dtype.into(), ..base() }).unwrap();
+            let error = identity.fingerprint(NamespaceKind::Kvtier).unwrap_err();
+            assert!(error.message().contains("resolve"), "{error}");
+            assert!(identity.fingerprint(NamespaceKind::Vllm).is_ok());
+        }
+    }
+
+    #[test]
+    fn torch_types_are_named_as_engines_name_them() {
+        let by_torch = Facts { dtype: "torch.bfloat16".into(), ..base() };
+        assert_eq!(digest(&by_torch, NamespaceKind::Kvtier), digest(&base(), NamespaceKind::Kvtier));
+        // The engine's own mapper takes the text as it is.
+        assert_ne!(digest(&by_torch, NamespaceKind::Vllm), digest(&base(), NamespaceKind::Vllm));
+    }
+
+    #[test]
+    fn one_model_id_joins_paths_of_different_machines_in_the_kvtier_kind_only() {
+        let at = |path: &str| Facts { model_name: path.into(), model_id: Some("org/m".into()), ..base() };
+        let digests = |kind| [digest(&at("/a/m"), kind), digest(&at("/b/m"), kind), digest(&base(), kind)];
+        let [a, b, named] = digests(NamespaceKind::Kvtier);
+        assert!(a == b && b == named);
+        let [a, b, named] = digests(NamespaceKind::Vllm);
+        assert!(a != b && b != named);
+    }
+
+    #[test]
+    fn rows_of_another_length_than_stated_are_refused() {
+        let stated = Identity::new(base()).unwrap();
+        assert_eq!(stated.with_row_bytes(4096).unwrap(), stated);
+        assert!(stated.with_row_bytes(8192).unwrap_err().message().contains("row_bytes 4096"));
+        let payload = Identity::new(Facts { row_bytes: None, payload_bytes: Some(5000), ..base() }).unwrap();
+        assert!(payload.with_row_bytes(4096).is_err());
+        assert_eq!(payload.with_row_bytes(8192).unwrap().facts().row_bytes, Some(8192));
+    }
+
+    proptest! {
+        #[test]
+        fn the_spelling_of_rope_numbers_does_not_matter(whole in -1_000_000_i32..1_000_000, fraction in 0.001_f64..0.999) {
+            let rope = |factor: Value| Facts {
+                rope: Some(Value::from([("nested", Value::from(vec![Value::from([("factor", factor)])]))])),
+                ..base()
+            };
+            let float = |f: f64| Value::Float(Float::new(f).unwrap());
+            let as_int = digest(&rope(Value::Int(i64::from(whole).into())), NamespaceKind::Kvtier);
+            prop_assert_eq!(&as_int, &digest(&rope(float(whole.into())), NamespaceKind::Kvtier));
+            let between = f64::from(whole) + fraction;
+            prop_assert_ne!(&as_int, &digest(&rope(float(between)), NamespaceKind::Kvtier));
+        }
+    }
+}

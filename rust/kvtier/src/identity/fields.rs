@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 
 use sha2::{Digest as _, Sha256};
 
+use super::namespace::NamespaceKind;
 use super::text::Text;
 use super::value::Value;
 
@@ -65,6 +66,11 @@ impl Fields {
         let known = FIELDS.iter().filter_map(|field| self.0.get_key_value(field.name.as_bytes()));
         let unknown = self.0.iter().filter(|(name, _)| FIELDS.iter().all(|field| **name != *field.name));
         known.chain(unknown)
+    }
+
+    /// The kind of namespace that hashes such fields: only kvtier's own names its storage format.
+    pub fn kind(&self) -> NamespaceKind {
+        if self.get("storage_format").is_some() { NamespaceKind::Kvtier } else { NamespaceKind::Vllm }
     }
 
     /// The text that is hashed: `json.dumps(fields, sort_keys=True, separators=(",", ":"))` in Python.

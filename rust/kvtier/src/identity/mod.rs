@@ -10,6 +10,7 @@
 mod config_file;
 mod diff;
 mod encode;
+mod explain;
 mod facts;
 mod fields;
 mod mapper;
@@ -21,6 +22,7 @@ mod value;
 
 pub use config_file::{CONFIG_FILE_NAME, ConfigCheck, Origin, StoredConfig};
 pub use diff::Difference;
+pub use explain::{Explanation, Role};
 pub use facts::{Facts, Group, Identity};
 pub use fields::{FIELDS, Field, Fields};
 pub use mapper::{FileMapper, MapperArguments};

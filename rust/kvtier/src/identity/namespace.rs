@@ -212,3 +212,107 @@ fn engine_model_part(model: &Text) -> Result<String> {
         Some(name) => Ok(name.to_owned()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::identity::{Facts, FileMapper};
+
+    fn identity(model_name: impl Into<Text>) -> Identity {
+        Identity::new(Facts { row_bytes: Some(4096), rank: 7, ..Facts::new(model_name, 16, "bfloat16") }).unwrap()
+    }
+
+    fn open(model_name: impl Into<Text>, kind: NamespaceKind) -> Result<Namespace> {
+        Namespace::new(&identity(model_name), kind)
+    }
+
+    proptest! {
+        #[test]
+        fn any_name_of_any_length_gives_good_components(name in r"[\x{0}-\x{10ffff}]{1,400}", rank: u32) {
+            let facts = Facts { rank, row_bytes: Some(1), ..Facts::new(name, 1, "x") };
+            let namespace = Namespace::new(&Identity::new(facts).unwrap(), NamespaceKind::Kvtier).unwrap();
+            let blocks_dir = namespace.blocks_dir();
+            prop_assert!(blocks_dir.len() <= MAX_COMPONENT_BYTES);
+            prop_assert!(!blocks_dir.contains(['/', '\\']) && !blocks_dir.contains(char::is_control));
+            prop_assert_eq!(blocks_dir, format!("{}_r{rank}", namespace.base_dir()));
+        }
+
+        #[test]
+        fn the_vllm_kind_is_the_mapper_or_an_error(name in r"[\x{0}-\x{10ffff}]{1,300}") {
+            let mapper = FileMapper::new(&"".into(), &identity(name.as_str()).mapper_arguments());
+            if let Ok(namespace) = open(name, NamespaceKind::Vllm) {
+                prop_assert_eq!(mapper.base_path(), &Text::from(format!("/{}", namespace.base_dir())));
+                prop_assert_eq!(mapper.fields(), namespace.fields());
+                prop_assert!(namespace.blocks_dir().len() <= MAX_COMPONENT_BYTES);
+            }
+        }
+    }
+
+    #[test]
+    fn a_long_name_is_cut_at_a_character_and_the_digest_keeps_it_apart() {
+        let [a, b] = ["a", "b"].map(|last| open("千".repeat(10_000) + last, NamespaceKind::Kvtier).unwrap());
+        assert_eq!(a.base_dir().rsplit_once('_').unwrap().0, "千".repeat(76));
+        assert_ne!(a.base_dir(), b.base_dir());
+    }
+
+    #[test]
+    fn the_longest_component_is_used_to_the_last_byte() {
+        let facts = Facts { rank: u32::MAX, row_bytes: Some(1), ..Facts::new("x".repeat(1000), 1, "x") };
+        let namespace = Namespace::new(&Identity::new(facts).unwrap(), NamespaceKind::Kvtier).unwrap();
+        assert_eq!(namespace.blocks_dir().len(), MAX_COMPONENT_BYTES);
+    }
+
+    #[test]
+    fn what_could_leave_or_end_a_component_is_replaced_for_the_eye_only() {
+        let [a, b] = ["a/b\\c\0d\u{7f}e\u{85}f", "a_b_c_d_e_f"].map(|name| open(name, NamespaceKind::Kvtier).unwrap());
+        assert!(a.base_dir().starts_with("a_b_c_d_e_f_") && b.base_dir().starts_with("a_b_c_d_e_f_"));
+        assert_ne!(a.sha256(), b.sha256());
+        let surrogate = Text::from_generalised_utf8(vec![b'a', 0xED, 0xA0, 0x80]).unwrap();
+        assert!(open(surrogate, NamespaceKind::Kvtier).unwrap().base_dir().starts_with("a__"));
+    }
+
+    #[test]
+    fn the_vllm_kind_refuses_names_that_no_file_system_takes() {
+        let surrogate = Text::from_generalised_utf8(vec![0xED, 0xA0, 0x80]).unwrap();
+        for (name, problem) in [
+            ("n\0l".into(), "a NUL character"),
+            (surrogate, "a lone surrogate"),
+            (Text::from("x".repeat(240)), "255 are possible"),
+        ] {
+            let error = open(name, NamespaceKind::Vllm).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config);
+            assert!(error.message().contains(problem), "{error}");
+        }
+        let raw = open("a\\b\tc", NamespaceKind::Vllm).unwrap();
+        assert!(raw.base_dir().starts_with("a\\b\tc_"));
+    }
+
+    #[test]
+    fn payload_bytes_stand_for_the_row_where_blocks_are_framed() {
+        let facts = Facts { row_bytes: Some(8192), payload_bytes: Some(8000), ..Facts::new("m", 16, "bfloat16") };
+        let identity = Identity::new(facts).unwrap();
+        let framed = Namespace::new(&identity, NamespaceKind::Kvtier).unwrap();
+        assert_eq!((framed.row_bytes(), framed.payload_bytes()), (8192, 8000));
+        let raw = Namespace::new(&identity, NamespaceKind::Vllm).unwrap();
+        assert_eq!((raw.row_bytes(), raw.payload_bytes()), (8192, 8192));
+    }
+
+    #[test]
+    fn nothing_opens_before_the_row_length_is_known() {
+        let identity = Identity::new(Facts::new("m", 16, "bfloat16")).unwrap();
+        for kind in [NamespaceKind::Kvtier, NamespaceKind::Vllm] {
+            assert_eq!(Namespace::new(&identity, kind).unwrap_err().kind(), ErrorKind::Config);
+            assert!(Namespace::new(&identity.with_row_bytes(4096).unwrap(), kind).is_ok());
+        }
+    }
+
+    #[test]
+    fn kinds_have_names() {
+        for kind in [NamespaceKind::Kvtier, NamespaceKind::Vllm] {
+            assert_eq!(kind.as_str().parse::<NamespaceKind>().unwrap(), kind);
+        }
+        assert!("VLLM".parse::<NamespaceKind>().unwrap_err().message().contains("\"kvtier\" and \"vllm\""));
+    }
+}
