@@ -1,10 +1,14 @@
 //! kvtier: the storage tier below GPU and host memory in KV-cache offloading.
 
 pub mod buffer;
+pub mod engine;
 pub mod error;
 pub mod identity;
+pub mod index;
 pub mod io;
 pub mod layout;
+pub mod metrics;
+pub mod process;
 pub mod store;
 
 #[cfg(not(target_pointer_width = "64"))]

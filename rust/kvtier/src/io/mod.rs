@@ -1,4 +1,4 @@
-//! How bytes move: one completion-based trait, so that threads with `preadv`/`pwritev` and io_uring are the same to a
+//! How bytes move: one completion-based trait, so that threads with `preadv`/`pwritev` and `io_uring` are the same to a
 //! store.
 //!
 //! An [`IoEngine`] runs two kinds of work: transfers ([`IoEngine::submit`]), and tasks that may block in system calls

@@ -1,0 +1,174 @@
+//! Questions to the storage that are under way.
+
+use std::time::{Duration, Instant};
+
+use hashbrown::hash_map::Entry;
+
+use super::Map;
+use crate::layout::BlockKey;
+use crate::store::Location;
+
+/// How long an ABSENT answers also those who had not asked before it came: about one step of a scheduler. Afterwards a
+/// new question probes anew, since other processes store blocks too.
+const ABSENT_FRESH: Duration = Duration::from_millis(5);
+
+/// Keys to probe together.
+#[derive(Debug)]
+pub struct ProbeBatch {
+    /// The keys, each once.
+    pub keys: Vec<BlockKey>,
+    /// Goes back with the answers, so that answers to forgotten questions are known as such.
+    pub ticket: u64,
+}
+
+/// What the storage said about a key.
+#[derive(Clone, Copy, Debug)]
+pub enum ProbeAnswer {
+    /// The block is there.
+    Present(Location),
+    /// It isn't, or the storage could not say: for the one who asks, both are a miss.
+    Absent,
+}
+
+/// What is known of a probe when somebody asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Finding {
+    Absent,
+    Pending { queued: bool },
+}
+
+/// Who asks.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Asker {
+    /// Nobody in particular: an answer is worth its moment.
+    Anyone,
+    /// A request, for the first time.
+    First,
+    /// A request that was told RETRY, first at that time.
+    Waiting(Instant),
+}
+
+#[derive(Debug)]
+enum Probe {
+    /// In `waiting`, not begun.
+    Queued { asked: Instant },
+    /// Under way since the batch of that ticket; `overruled` when a later event knows better.
+    Running { asked: Instant, ticket: u64, overruled: bool },
+    /// Answered: not there.
+    Absent { at: Instant },
+}
+
+/// All probes that are queued, running or freshly answered.
+#[derive(Debug, Default)]
+pub(super) struct Probes {
+    by_key: Map<BlockKey, Probe>,
+    waiting: Vec<BlockKey>,
+    last_ticket: u64,
+    swept: Option<Instant>,
+}
+
+impl Probes {
+    /// Asks about `key`.
+    pub(super) fn ask(&mut self, key: &BlockKey, asker: Asker, now: Instant, timeout: Duration) -> Finding {
+        self.sweep(now, timeout);
+        if let Asker::Waiting(since) = asker
+            && now.saturating_duration_since(since) > timeout
+        {
+            return Finding::Absent;
+        }
+        let mut entry = match self.by_key.entry(*key) {
+            Entry::Occupied(entry) => entry,
+            Entry::Vacant(entry) => {
+                entry.insert(Probe::Queued { asked: now });
+                self.waiting.push(*key);
+                return Finding::Pending { queued: true };
+            }
+        };
+        match (entry.get(), asker) {
+            (Probe::Absent { .. }, Asker::Anyone) => {
+                entry.remove();
+                Finding::Absent
+            }
+            (Probe::Absent { at }, Asker::Waiting(since)) if since <= *at => Finding::Absent,
+            (Probe::Absent { at }, _) if now.saturating_duration_since(*at) <= ABSENT_FRESH => Finding::Absent,
+            (Probe::Absent { .. }, _) => {
+                entry.insert(Probe::Queued { asked: now });
+                self.waiting.push(*key);
+                Finding::Pending { queued: true }
+            }
+            (Probe::Queued { asked } | Probe::Running { asked, .. }, Asker::Anyone)
+                if now.saturating_duration_since(*asked) > timeout =>
+            {
+                Finding::Absent
+            }
+            (Probe::Queued { .. } | Probe::Running { .. }, _) => Finding::Pending { queued: false },
+        }
+    }
+
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    pub(super) fn begin(&mut self, most: usize) -> Option<ProbeBatch> {
+        if self.waiting.is_empty() {
+            return None;
+        }
+        self.last_ticket += 1;
+        let ticket = self.last_ticket;
+        // The oldest questions first.
+        let mut keys: Vec<_> = self.waiting.drain(..most.min(self.waiting.len())).collect();
+        keys.retain(|key| match self.by_key.get_mut(key) {
+            Some(probe) if let Probe::Queued { asked } = *probe => {
+                *probe = Probe::Running { asked, ticket, overruled: false };
+                true
+            }
+            _ => false,
+        });
+        Some(ProbeBatch { keys, ticket })
+    }
+
+    /// An event knows better than whatever a probe of `key` will say.
+    pub(super) fn overrule(&mut self, key: &BlockKey) {
+        if self.by_key.is_empty() {
+            return;
+        }
+        match self.by_key.get_mut(key) {
+            Some(Probe::Running { overruled, .. }) => *overruled = true,
+            // A question that is still queued will see the storage as it is then.
+            Some(Probe::Queued { .. }) | None => {}
+            Some(Probe::Absent { .. }) => {
+                self.by_key.remove(key);
+            }
+        }
+    }
+
+    /// Takes an answer; true when it counts.
+    pub(super) fn finish(&mut self, key: &BlockKey, ticket: u64, answer: ProbeAnswer, at: Instant) -> bool {
+        let Some(Probe::Running { ticket: begun, overruled, .. }) = self.by_key.get(key) else { return false };
+        if *begun != ticket {
+            return false;
+        }
+        let overruled = *overruled;
+        if overruled || matches!(answer, ProbeAnswer::Present(_)) {
+            // Whoever asks next is answered by residency, or asks the storage anew.
+            self.by_key.remove(key);
+        } else {
+            self.by_key.insert(*key, Probe::Absent { at });
+        }
+        !overruled
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.by_key = Map::default();
+        self.waiting = Vec::new();
+    }
+
+    /// Drops answers that nobody can be waiting for any more.
+    fn sweep(&mut self, now: Instant, timeout: Duration) {
+        if self.swept.is_some_and(|swept| now.saturating_duration_since(swept) <= timeout) {
+            return;
+        }
+        self.swept = Some(now);
+        self.by_key.retain(|_, p| !matches!(p, Probe::Absent { at } if now.saturating_duration_since(*at) > timeout));
+    }
+}
