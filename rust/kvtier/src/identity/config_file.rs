@@ -29,7 +29,7 @@ pub struct Origin {
 }
 
 /// A `config.json` as it was found.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct StoredConfig {
     /// The hashed fields.
     pub fields: Fields,
@@ -86,6 +86,31 @@ impl StoredConfig {
                 "it has neither \"fields\" (kvtier) nor \"model_name\" (the engine's own tier) at its top",
             )),
         }
+    }
+
+    /// Where two namespaces differ in a way that keeps one from finding the other's blocks.
+    ///
+    /// That is every field, and the way block hashes are made, where both say it: it is not hashed, but under another
+    /// seed no hash is ever the same.
+    pub fn diff(&self, other: &Self) -> Vec<Difference> {
+        let mut found = self.fields.diff(&other.fields);
+        if let (Some(left), Some(right)) = (&self.origin, &other.origin) {
+            for (name, left, right) in [
+                ("written_by.hash_algorithm", &left.hash_algorithm, &right.hash_algorithm),
+                ("written_by.hash_seed", &left.hash_seed, &right.hash_seed),
+            ] {
+                if let (Some(left), Some(right)) = (left, right)
+                    && left != right
+                {
+                    found.push(Difference {
+                        field: name.into(),
+                        left: Some(left.clone().into()),
+                        right: Some(right.clone().into()),
+                    });
+                }
+            }
+        }
+        found
     }
 
     /// Compares an existing `config.json` with the fields of the one who opens the namespace.
@@ -181,6 +206,18 @@ mod tests {
         // The engine's own file has no room for it.
         let engines = namespace(1, NamespaceKind::Vllm).config_text();
         assert_eq!(StoredConfig::from_json(engines.as_bytes()).unwrap().origin, None);
+    }
+
+    #[test]
+    fn other_hashes_keep_blocks_apart_though_they_are_no_mismatch() {
+        let stored = |seed: Option<&str>| {
+            let namespace =
+                namespace(1, NamespaceKind::Kvtier).with_hashing(Some("sha256".into()), seed.map(Into::into));
+            StoredConfig::from_json(namespace.config_text().as_bytes()).unwrap()
+        };
+        let found = stored(Some("1")).diff(&stored(Some("2")));
+        assert_eq!(found[0].to_string(), "written_by.hash_seed: \"1\" | \"2\"");
+        assert!(stored(Some("1")).diff(&stored(None)).is_empty());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::value::Value;
 const SHOWN_CHARS: usize = 120;
 
 /// One place where two identities differ.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Difference {
     /// The field, with the way into it where lists or maps differ within: `kv_cache_groups[0].layer_names[3]`.
     pub field: String,

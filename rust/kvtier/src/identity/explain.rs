@@ -40,7 +40,7 @@ impl fmt::Display for Role {
 }
 
 /// One fact of an identity, explained.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Explanation {
     /// The fact's name.
     pub field: Text,

@@ -1,11 +1,12 @@
 //! An identity: every fact that changes a block's bytes, stated by whoever opens a tier.
 
+use super::config_file::StoredConfig;
 use super::diff::Difference;
 use super::fields::Fields;
 use super::mapper::MapperArguments;
 use super::namespace::NamespaceKind;
 use super::text::Text;
-use super::value::{Int, Value};
+use super::value::Value;
 use crate::error::{Error, ErrorKind, Result};
 
 /// The format of blocks in the `kvtier` kind, hashed as `storage_format`.
@@ -152,7 +153,7 @@ impl Identity {
     /// The fields that a namespace of this kind hashes, as far as they are known.
     pub fn fields(&self, kind: NamespaceKind) -> Fields {
         let facts = &self.facts;
-        let mut fields = self.mapper_arguments().fields();
+        let mut fields = MapperArguments::from(facts).fields();
         if kind == NamespaceKind::Vllm {
             return fields;
         }
@@ -170,25 +171,9 @@ impl Identity {
         fields
     }
 
-    /// What this identity tells an engine's own mapper.
-    pub fn mapper_arguments(&self) -> MapperArguments {
-        let facts = &self.facts;
-        MapperArguments {
-            model_name: facts.model_name.clone(),
-            tokens_per_hash: facts.tokens_per_hash.into(),
-            blocks_per_file: facts.blocks_per_file.into(),
-            tp_size: facts.tp_size.into(),
-            pp_size: facts.pp_size.into(),
-            pcp_size: facts.pcp_size.into(),
-            dcp_size: facts.dcp_size.into(),
-            rank: Int::from(u64::from(facts.rank)),
-            dtype: facts.dtype.clone(),
-            kv_cache_groups: facts.kv_cache_groups.iter().map(Group::to_value).collect::<Vec<_>>().into(),
-            inference_engine: facts.inference_engine.clone(),
-            parallel_agnostic: facts.parallel_agnostic,
-            replicated_layout: facts.replicated_layout,
-            canonical_format: facts.canonical_format.clone(),
-        }
+    /// The `config.json` of a namespace of this kind, as far as it is known.
+    pub fn config(&self, kind: NamespaceKind) -> StoredConfig {
+        StoredConfig { fields: self.fields(kind), origin: None }
     }
 
     /// Where the two would not share blocks of this kind, and why; empty when they do.
@@ -224,15 +209,6 @@ impl Identity {
             (NamespaceKind::Kvtier, Some(id)) => id,
             _ => &self.facts.model_name,
         }
-    }
-}
-
-impl Group {
-    fn to_value(&self) -> Value {
-        Value::from([
-            ("tokens_per_block", self.tokens_per_block.into()),
-            ("layer_names", Value::from(self.layer_names.clone())),
-        ])
     }
 }
 
@@ -380,8 +356,8 @@ mod tests {
         let plain = digest(&base(), NamespaceKind::Vllm);
         for (name, in_mapper, facts) in changes() {
             assert_eq!(digest(&facts, NamespaceKind::Vllm) != plain, in_mapper, "{name}");
-            let identity = Identity::new(facts).unwrap();
-            assert_eq!(identity.fields(NamespaceKind::Vllm), identity.mapper_arguments().fields(), "{name}");
+            let by_mapper = MapperArguments::from(&facts).fields();
+            assert_eq!(Identity::new(facts).unwrap().fields(NamespaceKind::Vllm), by_mapper, "{name}");
         }
     }
 

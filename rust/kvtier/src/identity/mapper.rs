@@ -1,11 +1,10 @@
 //! The file mapper of an engine's own tiers: which fields it hashes and which path each block gets.
 
 use super::config_file::CONFIG_FILE_NAME;
+use super::facts::{Facts, Group};
 use super::fields::Fields;
-use super::spec::OffloadingSpec;
 use super::text::Text;
 use super::value::{Int, Value};
-use crate::error::Result;
 use crate::layout::BlockKey;
 
 /// What a [`FileMapper`] is made from.
@@ -44,29 +43,6 @@ pub struct MapperArguments {
 }
 
 impl MapperArguments {
-    /// Fields of an engine's offloading configuration.
-    ///
-    /// `parallel_agnostic` is the caller's opt-in. It takes effect only where the engine says that rows don't depend on
-    /// the parallel layout or are replicated; without it a replicated layout keeps its parallel sizes.
-    pub fn from_offloading_spec(spec: OffloadingSpec, blocks_per_file: Value, parallel_agnostic: bool) -> Result<Self> {
-        Ok(Self {
-            canonical_format: spec.canonical_format()?,
-            parallel_agnostic: parallel_agnostic && (spec.is_parallelism_agnostic || spec.replicated_layout),
-            replicated_layout: parallel_agnostic && spec.replicated_layout,
-            model_name: spec.model_name,
-            tokens_per_hash: spec.tokens_per_hash,
-            blocks_per_file,
-            tp_size: spec.tp_size,
-            pp_size: spec.pp_size,
-            pcp_size: spec.pcp_size,
-            dcp_size: spec.dcp_size,
-            rank: spec.rank,
-            dtype: spec.dtype,
-            kv_cache_groups: spec.kv_cache_groups,
-            inference_engine: "vllm".into(),
-        })
-    }
-
     /// The rank in the path.
     pub(super) fn effective_rank(&self) -> Int {
         if self.parallel_agnostic { Int::from(0_u64) } else { self.rank.clone() }
@@ -97,6 +73,37 @@ impl MapperArguments {
         }
         fields.set_if_given("canonical_format", self.canonical_format.clone());
         fields
+    }
+}
+
+/// What an identity tells an engine's own mapper.
+impl From<&Facts> for MapperArguments {
+    fn from(facts: &Facts) -> Self {
+        Self {
+            model_name: facts.model_name.clone(),
+            tokens_per_hash: facts.tokens_per_hash.into(),
+            blocks_per_file: facts.blocks_per_file.into(),
+            tp_size: facts.tp_size.into(),
+            pp_size: facts.pp_size.into(),
+            pcp_size: facts.pcp_size.into(),
+            dcp_size: facts.dcp_size.into(),
+            rank: Int::from(u64::from(facts.rank)),
+            dtype: facts.dtype.clone(),
+            kv_cache_groups: Value::List(facts.kv_cache_groups.iter().map(Value::from).collect()),
+            inference_engine: facts.inference_engine.clone(),
+            parallel_agnostic: facts.parallel_agnostic,
+            replicated_layout: facts.replicated_layout,
+            canonical_format: facts.canonical_format.clone(),
+        }
+    }
+}
+
+impl From<&Group> for Value {
+    fn from(group: &Group) -> Self {
+        Self::from([
+            ("tokens_per_block", group.tokens_per_block.into()),
+            ("layer_names", Self::from(group.layer_names.clone())),
+        ])
     }
 }
 

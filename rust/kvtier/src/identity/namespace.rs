@@ -218,7 +218,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::identity::{Facts, FileMapper};
+    use crate::identity::{Facts, FileMapper, MapperArguments};
 
     fn identity(model_name: impl Into<Text>) -> Identity {
         Identity::new(Facts { row_bytes: Some(4096), rank: 7, ..Facts::new(model_name, 16, "bfloat16") }).unwrap()
@@ -241,7 +241,7 @@ mod tests {
 
         #[test]
         fn the_vllm_kind_is_the_mapper_or_an_error(name in r"[\x{0}-\x{10ffff}]{1,300}") {
-            let mapper = FileMapper::new(&"".into(), &identity(name.as_str()).mapper_arguments());
+            let mapper = FileMapper::new(&"".into(), &MapperArguments::from(identity(name.as_str()).facts()));
             if let Ok(namespace) = open(name, NamespaceKind::Vllm) {
                 prop_assert_eq!(mapper.base_path(), &Text::from(format!("/{}", namespace.base_dir())));
                 prop_assert_eq!(mapper.fields(), namespace.fields());
