@@ -1,6 +1,7 @@
 //! kvtier: the storage tier below GPU and host memory in KV-cache offloading.
 
 pub mod buffer;
+pub mod config;
 pub mod engine;
 pub mod error;
 pub mod identity;
