@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use kvtier::identity::{Fields, FileMapper, Int, MapperArguments, Text, Value};
+use kvtier::identity::{Facts, Fields, FileMapper, Group, Identity, Int, MapperArguments, Namespace, Text, Value};
 use kvtier::layout::BlockKey;
 
 const ENGINE_VECTORS: &str = include_str!("../../../tests/vectors/identity.json");
