@@ -10,6 +10,9 @@
 //! 4. a probe of the storage: RETRY until it answers, MISS when it takes longer than the lookup timeout.
 
 mod probes;
+#[cfg(test)]
+#[allow(clippy::expect_used)]
+mod tests;
 mod verdicts;
 
 use std::time::{Duration, Instant};

@@ -109,6 +109,11 @@ impl Probes {
         self.waiting.len()
     }
 
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.by_key.len()
+    }
+
     pub(super) fn begin(&mut self, most: usize) -> Option<ProbeBatch> {
         if self.waiting.is_empty() {
             return None;

@@ -71,6 +71,11 @@ impl Verdicts {
         self.requests.len()
     }
 
+    #[cfg(test)]
+    pub(super) fn failures(&self) -> usize {
+        self.failures.len()
+    }
+
     /// Whether a load of `key` failed after `since`.
     pub(super) fn failed_after(&self, key: &BlockKey, since: Moment) -> bool {
         !self.failures.is_empty() && self.failures.get(key).is_some_and(|failed| *failed > since)
