@@ -4,6 +4,7 @@ pub mod buffer;
 pub mod config;
 pub mod engine;
 pub mod error;
+pub mod frame;
 pub mod identity;
 pub mod index;
 pub mod io;
