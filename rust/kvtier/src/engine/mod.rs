@@ -16,6 +16,9 @@ mod job;
 mod outbox;
 mod queue;
 mod shutdown;
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::expect_used)]
+mod tests;
 
 use std::cell::Cell;
 use std::os::fd::BorrowedFd;
