@@ -4,6 +4,8 @@
 //! An [`IoEngine`] runs two kinds of work: transfers ([`IoEngine::submit`]), and tasks that may block in system calls
 //! which have no asynchronous form, such as opening and linking files ([`IoEngine::spawn`]). It never sees a key.
 
+mod threads;
+
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
@@ -12,10 +14,13 @@ use std::time::Duration;
 use crate::buffer::{IoMemory, Region};
 use crate::error::Result;
 
+pub use threads::ThreadEngine;
+
 /// Work that may block; runs on a thread of the engine.
 pub type Task = Box<dyn FnOnce() + Send>;
 
-/// What happens when a transfer has ended: gets the memory back, and how many bytes moved.
+/// What happens when a transfer has ended: gets the memory back, and how many bytes moved. It may block in system calls,
+/// as a [`Task`] may.
 pub type Completion = Box<dyn FnOnce(Transferred) + Send>;
 
 /// Which way bytes go.
@@ -61,7 +66,8 @@ pub trait IoEngine: Send + Sync + 'static {
     fn spawn(&self, task: Task);
 
     /// Starts a transfer; `done` is called exactly once, on a thread of the engine. Called from such a thread, the
-    /// transfer may be made at once, so that `done` has been called when this returns.
+    /// transfer may be made at once, so that `done` has been called when this returns. A transfer that waits or comes
+    /// when the engine is stopped ends with ECANCELED, on the thread that stops or submits.
     fn submit(&self, transfer: Transfer, done: Completion);
 
     /// Announces rows that transfers will use, for engines that can make use of it.
