@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::engine::EngineConfig;
 use crate::error::{Error, ErrorKind, Result};
+use crate::frame::Verify;
 use crate::identity::NamespaceKind;
 
 /// An option's value as a user wrote it.
@@ -60,17 +61,6 @@ macro_rules! choice {
             }
         }
     };
-}
-
-choice! {
-    /// Whether payload checksums are compared at load.
-    Verify {
-        /// Every load.
-        #[default]
-        Always = "always",
-        /// Never; length, key and identity are compared all the same.
-        Never = "never",
-    }
 }
 
 choice! {
@@ -266,7 +256,7 @@ impl TierConfig {
             }
             "layout" => self.layout = choose(name, value, StorageLayout::CHOICES)?,
             "io_engine" => self.io_engine = choose(name, value, IoEngineChoice::CHOICES)?,
-            "verify" => self.verify = choose(name, value, Verify::CHOICES)?,
+            "verify" => self.verify = choose(name, value, &[("always", Verify::Always), ("never", Verify::Never)])?,
             "durability" => self.durability = choose(name, value, Durability::CHOICES)?,
             "direct_io" => {
                 self.direct_io = match value {

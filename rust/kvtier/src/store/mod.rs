@@ -4,6 +4,9 @@
 //! lease, and answers by a [`Done`] that cannot be lost. What it knows about a place of its own (a file, a slot, an
 //! object) it hands out as an opaque [`Location`].
 
+pub mod faulty;
+pub mod memory;
+
 use std::fmt;
 use std::time::Duration;
 

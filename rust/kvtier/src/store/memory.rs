@@ -1,0 +1,167 @@
+//! Blocks in the process's own memory, framed and verified as in files: for tests, for trying things out, and as the
+//! plainest example of a [`BlockStore`].
+//!
+//! A named store outlives the tiers that use it: tiers of one process that open `memory://name` share its blocks, as
+//! processes that open one directory do. An unnamed one belongs to its tier alone.
+
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, SystemTime};
+
+use parking_lot::Mutex;
+
+use super::{BlockStore, Done, Loaded, Location, Probed, StoreInfo, Stored};
+use crate::buffer::RowLease;
+use crate::error::{Error, ErrorKind, Result};
+use crate::frame::{BlockFormat, Verify};
+use crate::index::Map;
+use crate::io::{IoEngine, Task};
+use crate::layout::BlockKey;
+
+/// Blocks of all namespaces under one name: by namespace directory and key.
+type Shelf = Mutex<Map<(Arc<str>, BlockKey), Arc<[u8]>>>;
+
+static SHELVES: LazyLock<Mutex<Map<String, Arc<Shelf>>>> = LazyLock::new(Mutex::default);
+
+/// The store; see the [module](self).
+pub struct MemoryStore {
+    shelf: Arc<Shelf>,
+    namespace: Arc<str>,
+    format: BlockFormat,
+    verify: Verify,
+    io: Arc<dyn IoEngine>,
+    info: StoreInfo,
+}
+
+/// How a [`MemoryStore`] is opened.
+#[derive(Clone, Debug)]
+pub struct MemoryConfig {
+    /// Which blocks are shared with other stores of the process; `None` for none.
+    pub name: Option<String>,
+    /// The directory name of the namespace's blocks.
+    pub namespace: String,
+    /// How blocks lie.
+    pub format: BlockFormat,
+    /// Whether checksums are compared at load.
+    pub verify: Verify,
+    /// Whether stores are refused.
+    pub read_only: bool,
+}
+
+impl MemoryStore {
+    /// Opens the store; its operations run on the threads of `io`.
+    pub fn open(config: MemoryConfig, io: Arc<dyn IoEngine>) -> Self {
+        let place = format!("memory://{}", config.name.as_deref().unwrap_or_default());
+        let shelf = match config.name {
+            Some(name) => Arc::clone(SHELVES.lock().entry(name).or_default()),
+            None => Arc::default(),
+        };
+        let info = StoreInfo {
+            kind: "memory",
+            place,
+            payload_bytes: config.format.payload_bytes(),
+            concurrency: io.depth(),
+            read_only: config.read_only,
+            exclusive: false,
+        };
+        Self { shelf, namespace: config.namespace.into(), format: config.format, verify: config.verify, io, info }
+    }
+
+    fn put(&self, key: BlockKey, row: RowLease) -> Result<Stored> {
+        let location = Location::default();
+        if self.get(key).is_some() {
+            return Ok(Stored { location, bytes: 0 });
+        }
+        let mut block = vec![0; self.format.block_bytes()];
+        let (payload, tail) = block.split_at_mut(self.format.payload_bytes());
+        let access = row.enter()?;
+        let mut rest = &mut *payload;
+        for segment in access.segments() {
+            let (part, after) = rest.split_at_mut(segment.len());
+            part.copy_from_slice(segment);
+            rest = after;
+        }
+        access.leave()?;
+        self.format.seal(key, [&*payload], SystemTime::now(), tail);
+        self.shelf.lock().entry(self.name_of(key)).or_insert_with(|| block.into());
+        Ok(Stored { location, bytes: self.format.payload_bytes() as u64 })
+    }
+
+    fn fetch(&self, key: BlockKey, row: RowLease) -> Result<Loaded> {
+        let block = self.get(key).ok_or_else(|| Error::new(ErrorKind::Missing, "no block under that key"))?;
+        let verified = self.format.check_length(block.len() as u64).and_then(|()| {
+            let (payload, tail) = block.split_at(self.format.payload_bytes());
+            self.format.verify(key, [payload], tail, self.verify)
+        });
+        if let Err(error) = verified {
+            if error.kind().is_proof_of_damage() && !self.info.read_only {
+                self.remove_if_same(key, &block);
+            }
+            return Err(error);
+        }
+        let mut access = row.enter()?;
+        access.copy_from(&block[..self.format.payload_bytes()])?;
+        access.leave()?;
+        Ok(Loaded { bytes: self.format.payload_bytes() as u64 })
+    }
+
+    fn get(&self, key: BlockKey) -> Option<Arc<[u8]>> {
+        self.shelf.lock().get(&self.name_of(key)).cloned()
+    }
+
+    /// Another tier may have replaced the block since it was read.
+    fn remove_if_same(&self, key: BlockKey, damaged: &Arc<[u8]>) {
+        let mut blocks = self.shelf.lock();
+        if blocks.get(&self.name_of(key)).is_some_and(|now| Arc::ptr_eq(now, damaged)) {
+            blocks.remove(&self.name_of(key));
+        }
+    }
+
+    fn name_of(&self, key: BlockKey) -> (Arc<str>, BlockKey) {
+        (Arc::clone(&self.namespace), key)
+    }
+}
+
+impl BlockStore for MemoryStore {
+    fn info(&self) -> StoreInfo {
+        self.info.clone()
+    }
+
+    fn spawn(&self, task: Task) {
+        self.io.spawn(task);
+    }
+
+    fn store(&self, key: BlockKey, row: RowLease, done: Done<Stored>) {
+        done.give(self.put(key, row));
+    }
+
+    fn load(&self, key: BlockKey, row: RowLease, done: Done<Loaded>) {
+        done.give(self.fetch(key, row));
+    }
+
+    fn probe(&self, keys: Vec<BlockKey>, done: Done<Vec<Probed>>) {
+        let block_bytes = self.format.block_bytes();
+        let probed = keys.into_iter().map(|key| match self.get(key) {
+            Some(block) if block.len() == block_bytes => Probed::Present(Location::default()),
+            _ => Probed::Absent,
+        });
+        done.give(Ok(probed.collect()));
+    }
+
+    fn scan(&self, found: &mut dyn FnMut(BlockKey, Location) -> bool) -> Result<()> {
+        let keys: Vec<_> = {
+            let blocks = self.shelf.lock();
+            blocks.keys().filter(|(namespace, _)| *namespace == self.namespace).map(|(_, key)| *key).collect()
+        };
+        keys.into_iter().all(|key| found(key, Location::default()));
+        Ok(())
+    }
+
+    fn reset(&self) -> Result<()> {
+        self.shelf.lock().retain(|(namespace, _), _| *namespace != self.namespace);
+        Ok(())
+    }
+
+    fn close(&self, timeout: Duration) -> usize {
+        self.io.stop(timeout)
+    }
+}
