@@ -76,6 +76,35 @@ impl Region {
         Arc::new(Self { parts: vec![part], num_rows, row_bytes: part.row_bytes, writable: true, _owner: owner })
     }
 
+    /// The first `row_bytes` bytes of each row, as a region of its own.
+    ///
+    /// # Errors
+    /// `InvalidInput` when rows have fewer bytes, or none are asked for.
+    pub fn cut_to(self: &Arc<Self>, row_bytes: usize) -> Result<Arc<Self>> {
+        if row_bytes == self.row_bytes {
+            return Ok(Arc::clone(self));
+        }
+        if row_bytes == 0 || row_bytes > self.row_bytes {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                format!("{row_bytes} bytes of each row are asked for, rows have {}", self.row_bytes),
+            ));
+        }
+        let mut left = row_bytes;
+        let parts = self
+            .parts
+            .iter()
+            .map(|part| {
+                let taken = part.row_bytes.min(left);
+                left -= taken;
+                RowPart { row_bytes: taken, ..*part }
+            })
+            .filter(|part| part.row_bytes > 0)
+            .collect();
+        let (num_rows, writable) = (self.num_rows, self.writable);
+        Ok(Arc::new(Self { parts, num_rows, row_bytes, writable, _owner: Box::new(Arc::clone(self)) }))
+    }
+
     /// How many rows there are.
     pub fn num_rows(&self) -> usize {
         self.num_rows
@@ -122,5 +151,33 @@ impl fmt::Debug for Region {
             .field("parts", &self.parts.len())
             .field("writable", &self.writable)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buffer::{HostRows, RowLease};
+
+    #[test]
+    fn rows_are_the_concatenation_of_their_parts_and_can_be_cut() -> Result<()> {
+        let (a, b) = (HostRows::new(3, 4)?, HostRows::new(3, 6)?);
+        let parts = vec![
+            RowPart { base: a.base(), row_bytes: 4, stride: 4 },
+            RowPart { base: b.base(), row_bytes: 5, stride: 6 },
+        ];
+        // SAFETY: both parts lie in the host rows, which the owner keeps.
+        let region = unsafe { Region::from_parts(parts, 3, true, Box::new((a, b)))? };
+        let mut access = RowLease::unbounded(&region, 2)?.enter()?;
+        access.copy_from(b"abcdefghi")?;
+        drop(access);
+        let read = |region: &Arc<Region>| {
+            Ok(RowLease::unbounded(region, 2)?.enter()?.segments().collect::<Vec<_>>().join(&b'|'))
+        };
+        assert_eq!(read(&region)?, b"abcd|efghi");
+        assert_eq!(read(&region.cut_to(6)?)?, b"abcd|ef");
+        assert_eq!(read(&region.cut_to(4)?)?, b"abcd");
+        assert!(region.cut_to(10).is_err() && region.cut_to(0).is_err());
+        Ok(())
     }
 }

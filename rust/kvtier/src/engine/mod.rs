@@ -13,6 +13,7 @@
 
 mod clock;
 mod job;
+mod open;
 mod outbox;
 mod queue;
 mod shutdown;

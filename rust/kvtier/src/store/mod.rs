@@ -6,6 +6,7 @@
 
 pub mod faulty;
 pub mod memory;
+pub mod url;
 
 use std::fmt;
 use std::time::Duration;
