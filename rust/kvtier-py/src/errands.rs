@@ -1,0 +1,100 @@
+//! What IO threads leave for a Python thread to do.
+//!
+//! An IO thread must never wait for the interpreter: it would stand still while Python computes, and for ever once the
+//! interpreter is gone. So what needs Python (a log record, the release of an engine's buffer) is queued here, and the
+//! next call into kvtier does it. After the interpreter's end nobody does, and the memory stays: the process ends
+//! anyway, and releasing it would need the interpreter.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::mem;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pyo3::prelude::*;
+
+type Errand = Box<dyn FnOnce(Python<'_>) + Send>;
+
+/// The standard library's lock, and not `parking_lot`'s, whose global table another thread may hold across a fork.
+static QUEUE: Mutex<VecDeque<Errand>> = Mutex::new(VecDeque::new());
+static WAITING: AtomicBool = AtomicBool::new(false);
+
+/// Queues `errand` for the next Python thread that comes by.
+pub(crate) fn leave(errand: impl FnOnce(Python<'_>) + Send + 'static) {
+    lock().push_back(Box::new(errand));
+    WAITING.store(true, Ordering::Release);
+}
+
+/// Does what is queued; one atomic load when nothing is.
+#[inline]
+pub(crate) fn run(py: Python<'_>) {
+    if WAITING.load(Ordering::Relaxed) {
+        run_all(py);
+    }
+}
+
+#[cold]
+fn run_all(py: Python<'_>) {
+    WAITING.store(false, Ordering::Relaxed);
+    // Taken out first: an errand may call back into kvtier, which comes by here again.
+    let errands = mem::take(&mut *lock());
+    for errand in errands {
+        errand(py);
+    }
+}
+
+/// A value that is dropped on a Python thread, wherever its holder is dropped.
+pub(crate) struct DroppedByPython<T: Send + 'static>(Option<T>);
+
+impl<T: Send + 'static> DroppedByPython<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(Some(value))
+    }
+}
+
+impl<T: Send + 'static> Drop for DroppedByPython<T> {
+    fn drop(&mut self) {
+        if let Some(value) = self.0.take() {
+            leave(move |_py| drop(value));
+        }
+    }
+}
+
+/// As the last field of a Python class: once the fields before it are dropped, does the errands that they left, so that
+/// `del` releases at once what nothing else uses.
+pub(crate) struct RunOnDrop;
+
+impl Drop for RunOnDrop {
+    fn drop(&mut self) {
+        Python::try_attach(run);
+    }
+}
+
+thread_local! {
+    /// The queue's lock while its thread forks.
+    static HELD: RefCell<Option<MutexGuard<'static, VecDeque<Errand>>>> = const { RefCell::new(None) };
+}
+
+/// Takes the queue's lock, so that no other thread holds it in the child.
+pub(crate) fn before_fork() {
+    HELD.with_borrow_mut(|held| *held = Some(lock()));
+}
+
+/// Gives the lock back.
+pub(crate) fn after_fork_in_parent() {
+    HELD.with_borrow_mut(|held| *held = None);
+}
+
+/// Gives the lock back and forgets the parent's errands, which the parent does.
+pub(crate) fn after_fork_in_child() {
+    HELD.with_borrow_mut(|held| {
+        if let Some(mut queue) = held.take() {
+            mem::forget(mem::take(&mut *queue));
+        }
+    });
+}
+
+fn lock() -> MutexGuard<'static, VecDeque<Errand>> {
+    // Nothing panics while holding it, and a queue of closures can't be half-changed.
+    QUEUE.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,83 @@
+//! Core errors as Python exceptions.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use kvtier::error::{Error, ErrorKind};
+use pyo3::exceptions::PySystemError;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+
+/// Why a call into the binding failed: kvtier says no, or Python code that was called raised.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    Core(Error),
+    Python(PyErr),
+}
+
+/// What functions of the binding return.
+pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
+
+impl Failure {
+    /// A wrong argument.
+    pub(crate) fn invalid_input(message: impl Into<String>) -> Self {
+        Error::new(ErrorKind::InvalidInput, message).into()
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Core(error)
+    }
+}
+
+impl From<PyErr> for Failure {
+    fn from(error: PyErr) -> Self {
+        Self::Python(error)
+    }
+}
+
+impl From<Failure> for PyErr {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Python(error) => error,
+            Failure::Core(error) => Python::attach(|py| match exception(py, &error) {
+                Ok(exception) => Self::from_value(exception),
+                // Only if the package was taken apart around us.
+                Err(cause) => {
+                    let plain = PySystemError::new_err(error.to_string());
+                    plain.set_cause(py, Some(cause));
+                    plain
+                }
+            }),
+        }
+    }
+}
+
+/// Runs `f` so that a defect of kvtier becomes an exception like any other, and not a `PanicException`, which no
+/// `except Exception` catches.
+pub(crate) fn guarded<T>(f: impl FnOnce() -> Result<T>) -> Result<T> {
+    // What a panicking call leaves behind is behind locks that its owners check, or is dropped with the call.
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        let message = format!("kvtier has a defect: {}", text.unwrap_or("a panic without a message"));
+        Err(Error::new(ErrorKind::Internal, message).into())
+    })
+}
+
+/// The exception for `error`; `kvtier.errors` knows which class each kind is.
+pub(crate) fn exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>> {
+    static NEW: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let key = error.fact("key").map(from_hex);
+    NEW.import(py, "kvtier.errors", "error_of_kind")?.call1((
+        error.kind().as_str(),
+        error.to_string(),
+        key.as_deref(),
+        error.fact("path"),
+    ))
+}
+
+/// The bytes of a key as errors show it.
+fn from_hex(hex: &str) -> Vec<u8> {
+    let digit = |d: u8| char::from(d).to_digit(16).unwrap_or_default() as u8;
+    hex.as_bytes().chunks_exact(2).map(|pair| digit(pair[0]) << 4 | digit(pair[1])).collect()
+}
