@@ -4,6 +4,8 @@
 //! An [`IoEngine`] runs two kinds of work: transfers ([`IoEngine::submit`]), and tasks that may block in system calls
 //! which have no asynchronous form, such as opening and linking files ([`IoEngine::spawn`]). It never sees a key.
 
+mod direct;
+mod filesystem;
 mod threads;
 
 use std::fs::File;
@@ -14,6 +16,8 @@ use std::time::Duration;
 use crate::buffer::{IoMemory, Region};
 use crate::error::Result;
 
+pub use direct::DirectIo;
+pub use filesystem::FileSystem;
 pub use threads::ThreadEngine;
 
 /// Work that may block; runs on a thread of the engine.
