@@ -23,7 +23,7 @@ use hashbrown::{HashMap, HashSet};
 use self::probes::{Asker, Finding, Probes};
 pub use self::probes::{ProbeAnswer, ProbeBatch};
 pub use self::verdicts::RequestId;
-use self::verdicts::{Verdict, Verdicts};
+use self::verdicts::{Failures, Held, Verdict, Verdicts};
 use crate::layout::BlockKey;
 use crate::store::Location;
 
@@ -67,6 +67,7 @@ pub struct Index {
     config: IndexConfig,
     resident: Map<BlockKey, Resident>,
     verdicts: Verdicts,
+    failures: Failures,
     probes: Probes,
     complete: bool,
     /// What was removed since the running scan began: the scan may have listed it before.
@@ -92,6 +93,7 @@ impl Index {
             config,
             resident: Map::default(),
             verdicts: Verdicts::default(),
+            failures: Failures::default(),
             probes: Probes::default(),
             complete: false,
             removed_while_scanning: None,
@@ -109,54 +111,37 @@ impl Index {
         degraded: bool,
         clock: impl FnOnce() -> Instant,
     ) -> Answer {
-        let held = request.and_then(|r| self.verdicts.get(r, key));
+        let held = request.map(|r| self.verdicts.held(r, key, self.now));
         let resident = self.resident.get(key);
-        let mut asker = if request.is_some() { Asker::First } else { Asker::Anyone };
-        match held {
-            Some(Verdict::Hit { since }) => {
-                if self.verdicts.failed_after(key, since) {
-                    return self.settle(key, request, Lookup::Miss);
-                }
-                return Answer { lookup: Lookup::Hit, fresh: false, queued: false };
-            }
-            Some(Verdict::Miss { since }) => {
-                if resident.is_some_and(|r| r.stored > since) {
-                    return self.settle(key, request, Lookup::Hit);
-                }
-                return Answer { lookup: Lookup::Miss, fresh: false, queued: false };
-            }
+        let mut asker = if held.is_some() { Asker::First } else { Asker::Anyone };
+        let told = |lookup| Answer { lookup, fresh: false, queued: false };
+        match held_verdict(held.as_ref()) {
+            Some(Verdict::Hit { since }) if !self.failures.came_after(since, key) => return told(Lookup::Hit),
+            Some(Verdict::Hit { .. }) => return settle(held, Lookup::Miss, self.now),
+            Some(Verdict::Miss { since }) if resident.is_none_or(|r| r.stored <= since) => return told(Lookup::Miss),
+            Some(Verdict::Miss { .. }) => return settle(held, Lookup::Hit, self.now),
             Some(Verdict::Waiting { since }) => asker = Asker::Waiting(since),
             None => {}
         }
         if degraded {
-            return self.settle(key, request, Lookup::Miss);
+            return settle(held, Lookup::Miss, self.now);
         }
         if resident.is_some() {
-            return self.settle(key, request, Lookup::Hit);
+            return settle(held, Lookup::Hit, self.now);
         }
         if self.complete {
-            return self.settle(key, request, Lookup::Miss);
+            return settle(held, Lookup::Miss, self.now);
         }
         let now = clock();
         match self.probes.ask(key, asker, now, self.config.lookup_timeout) {
-            Finding::Absent => self.settle(key, request, Lookup::Miss),
+            Finding::Absent => settle(held, Lookup::Miss, self.now),
             Finding::Pending { queued } => {
-                if let (Some(request), Asker::First) = (request, asker) {
-                    self.verdicts.set(request, key, Verdict::Waiting { since: now });
+                if let (Some(held), Asker::First) = (held, asker) {
+                    held.insert(Verdict::Waiting { since: now });
                 }
                 Answer { lookup: Lookup::Retry, fresh: !matches!(asker, Asker::Waiting(_)), queued }
             }
         }
-    }
-
-    /// Records and gives an answer that stays.
-    fn settle(&mut self, key: &BlockKey, request: Option<RequestId>, lookup: Lookup) -> Answer {
-        if let Some(request) = request {
-            let since = self.now;
-            let verdict = if lookup == Lookup::Hit { Verdict::Hit { since } } else { Verdict::Miss { since } };
-            self.verdicts.set(request, key, verdict);
-        }
-        Answer { lookup, fresh: true, queued: false }
     }
 
     /// Where `key` lies, if it is known to be here.
@@ -177,6 +162,9 @@ impl Index {
     /// Forgets the verdicts of `request`.
     pub fn release(&mut self, request: RequestId) {
         self.verdicts.release(request);
+        if self.verdicts.open_requests() == 0 {
+            self.failures.sweep(&self.verdicts);
+        }
     }
 
     /// A store was completed: the block is here, and every request that was told MISS is now told HIT.
@@ -186,7 +174,7 @@ impl Index {
         if let Some(removed) = &mut self.removed_while_scanning {
             removed.remove(key);
         }
-        self.verdicts.forgive(key);
+        self.failures.forgive(key);
         self.probes.overrule(key);
     }
 
@@ -217,7 +205,9 @@ impl Index {
     /// Returns whether the block was known to be here and is not any more.
     pub fn load_failed(&mut self, key: &BlockKey, gone: bool) -> bool {
         self.now += 1;
-        self.verdicts.fail(key, self.now);
+        if self.verdicts.open_requests() > 0 {
+            self.failures.add(key, self.now, &self.verdicts);
+        }
         gone && self.removed(key)
     }
 
@@ -241,6 +231,7 @@ impl Index {
         self.now += 1;
         self.resident = Map::default();
         self.verdicts = Verdicts::default();
+        self.failures = Failures::default();
         self.probes.clear();
         self.complete = false;
         self.removed_while_scanning = None;
@@ -264,4 +255,20 @@ impl Index {
             self.found(key, location);
         }
     }
+}
+
+/// What the request was told before.
+fn held_verdict(held: Option<&Held<'_>>) -> Option<Verdict> {
+    match held {
+        Some(Entry::Occupied(held)) => Some(*held.get()),
+        _ => None,
+    }
+}
+
+/// Gives an answer that stays: records it for the request, if one asks.
+fn settle(held: Option<Held<'_>>, lookup: Lookup, since: Moment) -> Answer {
+    if let Some(held) = held {
+        held.insert(if lookup == Lookup::Hit { Verdict::Hit { since } } else { Verdict::Miss { since } });
+    }
+    Answer { lookup, fresh: true, queued: false }
 }
