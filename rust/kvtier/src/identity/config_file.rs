@@ -127,8 +127,7 @@ impl StoredConfig {
 
 impl Origin {
     fn to_value(&self) -> Value {
-        let entries = self.entries().into_iter();
-        Value::Map(entries.filter_map(|(name, text)| Some((name.into(), text.clone()?.into()))).collect())
+        Value::Map(self.entries().map(|(name, text)| (name.into(), text.clone().into())).collect())
     }
 
     fn from_map(map: &BTreeMap<Text, Value>) -> Self {
@@ -144,13 +143,16 @@ impl Origin {
         }
     }
 
-    fn entries(&self) -> [(&'static str, &Option<Text>); 4] {
+    /// What is known, by the name it has in the file.
+    pub fn entries(&self) -> impl Iterator<Item = (&'static str, &Text)> {
         [
             ("kvtier", &self.kvtier),
             ("display_name", &self.display_name),
             ("hash_algorithm", &self.hash_algorithm),
             ("hash_seed", &self.hash_seed),
         ]
+        .into_iter()
+        .filter_map(|(name, text)| Some((name, text.as_ref()?)))
     }
 }
 

@@ -121,10 +121,15 @@ impl Identity {
     /// Checks the facts; one error lists everything that is wrong with them.
     ///
     /// Whole floats in `rope` and `kv_scales` become integers here, so that `2` and `2.0` are the same configuration.
-    pub fn new(mut facts: Facts) -> Result<Self> {
-        let problems = problems_of(&facts);
+    pub fn new(facts: Facts) -> Result<Self> {
+        Self::unless(Vec::new(), facts)
+    }
+
+    /// The same, unless problems were found already while the facts were read; they are listed with the others.
+    pub fn unless(mut problems: Vec<String>, mut facts: Facts) -> Result<Self> {
+        problems.extend(facts.problems());
         if !problems.is_empty() {
-            let message = format!("this is no identity: {}", problems.join("; "));
+            let message = format!("these facts make no identity: {}", problems.join("; "));
             return Err(Error::new(ErrorKind::InvalidInput, message));
         }
         facts.rope = facts.rope.map(Value::with_numbers_normalised);
@@ -215,70 +220,6 @@ impl Identity {
 /// `torch.bfloat16`, as torch prints its types, and `bfloat16`, as engines name them, are one type.
 fn resolved_name(dtype: &Text) -> Text {
     dtype.as_str().and_then(|name| name.strip_prefix("torch.")).map_or_else(|| dtype.clone(), Into::into)
-}
-
-/// Everything that is wrong with the facts, each with the field, its value and what is accepted.
-fn problems_of(facts: &Facts) -> Vec<String> {
-    let mut problems = Vec::new();
-    let sizes = [
-        ("tokens_per_hash", Some(facts.tokens_per_hash)),
-        ("blocks_per_file", Some(facts.blocks_per_file)),
-        ("tp_size", Some(facts.tp_size)),
-        ("pp_size", Some(facts.pp_size)),
-        ("pcp_size", Some(facts.pcp_size)),
-        ("dcp_size", Some(facts.dcp_size)),
-        ("row_bytes", facts.row_bytes),
-        ("payload_bytes", facts.payload_bytes),
-        ("blocks_per_chunk", facts.blocks_per_chunk),
-    ];
-    for (name, _) in sizes.into_iter().filter(|(_, size)| *size == Some(0)) {
-        problems.push(format!("{name} is 0, an integer of at least 1 is accepted"));
-    }
-    for (i, _) in facts.kv_cache_groups.iter().enumerate().filter(|(_, group)| group.tokens_per_block == 0) {
-        problems.push(format!("kv_cache_groups[{i}].tokens_per_block is 0, an integer of at least 1 is accepted"));
-    }
-    let texts = [
-        ("model_name", Some(&facts.model_name)),
-        ("inference_engine", Some(&facts.inference_engine)),
-        ("canonical_format", facts.canonical_format.as_ref()),
-        ("kv_cache_layout", facts.kv_cache_layout.as_ref()),
-        ("model_id", facts.model_id.as_ref()),
-        ("model_revision", facts.model_revision.as_ref()),
-        ("model_runner", facts.model_runner.as_ref()),
-        ("namespace", facts.namespace.as_ref()),
-    ];
-    for (name, _) in texts.into_iter().filter(|(_, text)| text.is_some_and(Text::is_empty)) {
-        problems.push(format!("{name} is empty, text that says something is accepted"));
-    }
-    if let Some(namespace) = &facts.namespace {
-        let shown = namespace.to_string_lossy();
-        if shown.contains("..") || shown.contains(['/', '\\']) || shown.contains(char::is_control) {
-            problems.push(format!(
-                "namespace is {namespace:?}, text without \"..\", slashes, backslashes and control characters is accepted: \
-                 it is a name, not a path"
-            ));
-        }
-    }
-    if let (Some(payload), Some(row)) = (facts.payload_bytes, facts.row_bytes)
-        && payload > row
-    {
-        problems.push(format!("payload_bytes is {payload}, at most the row_bytes {row} are accepted"));
-    }
-    if facts.replicated_layout {
-        for (name, size, split) in [
-            ("pp_size", facts.pp_size, "layers"),
-            ("pcp_size", facts.pcp_size, "prompt tokens"),
-            ("dcp_size", facts.dcp_size, "cached tokens"),
-        ] {
-            if size > 1 {
-                problems.push(format!(
-                    "{name} is {size} with replicated_layout, only 1 is accepted: it splits {split} between workers, \
-                     so their rows are not the same bytes"
-                ));
-            }
-        }
-    }
-    problems
 }
 
 #[cfg(test)]

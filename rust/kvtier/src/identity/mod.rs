@@ -16,6 +16,7 @@ mod fields;
 mod mapper;
 mod namespace;
 mod parse;
+mod problems;
 mod spec;
 mod text;
 mod value;
