@@ -1,6 +1,16 @@
 """kvtier: the storage tier below GPU and host memory in KV-cache offloading of LLM engines."""
 
-from kvtier._kvtier import HostRows, __version__
+from kvtier._kvtier import (
+    Compatibility,
+    Difference,
+    Explanation,
+    FileMapper,
+    HostRows,
+    Identity,
+    StoredConfig,
+    __version__,
+    canonical_json,
+)
 from kvtier.errors import (
     BlockNotFoundError,
     ConfigError,
@@ -19,18 +29,25 @@ from kvtier.errors import (
 
 __all__ = [
     "BlockNotFoundError",
+    "Compatibility",
     "ConfigError",
     "CorruptBlockError",
     "DeadlineExceededError",
+    "Difference",
+    "Explanation",
+    "FileMapper",
     "ForkedProcessError",
     "HostRows",
+    "Identity",
     "IdentityMismatchError",
     "InvalidInputError",
     "KvTierError",
     "OverloadedError",
     "ReadOnlyError",
     "StoreUnavailableError",
+    "StoredConfig",
     "TierClosedError",
     "UnsupportedError",
     "__version__",
+    "canonical_json",
 ]

@@ -1,15 +1,39 @@
 """The native half of the `kvtier` package."""
 
-from typing import Any, Literal, final
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol, Self, TypeAlias, TypedDict, final
 
 from typing_extensions import Buffer, CapsuleType
 
-__all__ = ["ERROR_KINDS", "HostRows", "Rows", "__version__"]
+__all__ = [
+    "ERROR_KINDS",
+    "Compatibility",
+    "Difference",
+    "Explanation",
+    "FileMapper",
+    "HostRows",
+    "Identity",
+    "Rows",
+    "StoredConfig",
+    "__version__",
+    "canonical_json",
+]
 
 __version__: str
 
 ERROR_KINDS: tuple[str, ...]
 """Every value of `KvTierError.kind`."""
+
+_Json: TypeAlias = bool | int | float | str | Sequence[_Json] | Mapping[str, _Json] | None
+
+class _Group(TypedDict):
+    tokens_per_block: int
+    layer_names: Sequence[str]
+
+class _OffloadingSpec(Protocol):
+    @property
+    def config(self) -> Any: ...
 
 @final
 class HostRows:
@@ -93,3 +117,524 @@ class Rows:
 
     def copy_of(self, row: int) -> bytes:
         """A copy of one row, for looking at it."""
+
+def canonical_json(value: _Json, /) -> str:
+    """Gives the text that identities are hashed over.
+
+    It is what ``json.dumps(value, sort_keys=True, separators=(",", ":"))`` gives, byte for byte: pure ASCII, keys in the
+    order of their code points.
+
+    Args:
+        value: None, bool, int of any size, finite float, str (lone surrogates too), and lists, tuples and dicts of
+            these. Integers of other types, such as numpy's, are taken as int.
+
+    Raises:
+        InvalidInputError: For anything else, naming the place: NaN, the infinities, a dict key that is no str, nesting
+            deeper than 1000 levels.
+    """
+
+@final
+class FileMapper:
+    """Maps block keys to file names exactly as the file mapper of vLLM's own tiers does.
+
+    Frozen, hashable and picklable. Two mappers are equal when they give every key the same path. It refuses no
+    combination, and it misses facts that change bytes: see `Identity` for kvtier's own namespaces.
+
+    Args:
+        root_dir: The directory, taken as it stands: a trailing slash stays.
+        model_name: The model's name or path; its slashes become underscores in the path.
+        tokens_per_hash: Tokens that one block hash covers.
+        blocks_per_file: Blocks in one file.
+        tp_size: Workers between which tensors are split.
+        pp_size: Stages between which layers are split.
+        pcp_size: Workers between which the tokens of a prompt are split while it is read.
+        dcp_size: Workers between which cached tokens are split while text is produced.
+        rank: The worker's number; part of the path, never hashed.
+        dtype: Element type of the KV cache; its `str` is taken.
+        kv_cache_groups: Dicts of ``tokens_per_block`` and ``layer_names``.
+        inference_engine: The engine's name.
+        parallel_agnostic: Rows are the same bytes under any parallel layout: all sizes are hashed as 1, rank is 0.
+        replicated_layout: Every rank holds the same bytes. Hashed when True; collapses nothing by itself.
+        canonical_format: The engine's canonical byte format, if rows are in one.
+
+    Raises:
+        InvalidInputError: If an argument has no JSON spelling.
+    """
+
+    def __new__(
+        cls,
+        root_dir: str | os.PathLike[str],
+        model_name: str,
+        tokens_per_hash: int,
+        blocks_per_file: int,
+        tp_size: int,
+        pp_size: int,
+        pcp_size: int,
+        dcp_size: int,
+        rank: int,
+        dtype: object,
+        kv_cache_groups: Sequence[Mapping[str, Any]] | None = None,
+        inference_engine: str = "vllm",
+        parallel_agnostic: bool = False,
+        replicated_layout: bool = False,
+        canonical_format: str | None = None,
+    ) -> Self: ...
+    @classmethod
+    def from_offloading_spec(
+        cls,
+        root_dir: str | os.PathLike[str],
+        offloading_spec: _OffloadingSpec,
+        blocks_per_file: int = 1,
+        parallel_agnostic: bool = False,
+    ) -> Self:
+        """Makes the mapper of an engine's own tier from vLLM's offloading spec, read by attribute.
+
+        Args:
+            root_dir: As for the constructor.
+            offloading_spec: vLLM's ``OffloadingSpec`` (0.32, 0.33), or anything with such a ``config``.
+            blocks_per_file: As for the constructor; vLLM's own tiers give their blocks per chunk.
+            parallel_agnostic: The caller's opt-in. It takes effect where the spec says that rows don't depend on the
+                parallel layout, or that they are replicated; without it a replicated layout keeps its TP size.
+
+        Raises:
+            InvalidInputError: If an attribute isn't of its type.
+            UnsupportedError: If an attribute is missing.
+        """
+
+    @property
+    def rank(self) -> int:
+        """The worker's number in block paths: 0 when parallel-agnostic."""
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The hashed fields, as a new dict."""
+
+    @property
+    def base_path(self) -> str:
+        """``<root_dir>/<model>_<first 12 hex digits of the SHA-256>``."""
+
+    def get_file_name(self, key: bytes) -> str:
+        """Gives the path of a block: ``<base_path>_r<rank>/<hhh>/<hh>_g<group>/<hash>.bin``.
+
+        Args:
+            key: Block hash (3 to 64 bytes), then the group index (4 bytes, big-endian).
+
+        Raises:
+            InvalidInputError: If the key has another length.
+        """
+
+    def get_run_config(self) -> dict[str, Any]:
+        """Gives the fields as a new dict: two peers may exchange rows only if theirs are equal."""
+
+    def get_config_file_path(self) -> str:
+        """Gives ``<base_path>/config.json``, which all ranks share."""
+
+    def fingerprint(self) -> str:
+        """Gives the whole SHA-256 over the fields: 64 hex digits."""
+
+    def diff(self, other: FileMapper | Mapping[str, Any]) -> list[Difference]:
+        """Lists where the fields of `other`, a mapper or the run config of a peer, differ; empty when nowhere."""
+
+    def compatible_with(self, other: FileMapper | Mapping[str, Any]) -> Compatibility:
+        """Says whether rows may be exchanged with `other`, a mapper or the run config of a peer, and if not, why."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __getnewargs__(self) -> tuple[Any, ...]: ...
+
+@final
+class Identity:
+    """Every fact that changes a block's bytes: engines share blocks exactly when theirs are equal.
+
+    Frozen, hashable and picklable; two identities are equal when everything stated is. What they hash depends on the
+    kind of namespace that a tier opens: kvtier's own (``compat=None``) hashes all that is stated, an engine's
+    (``compat="vllm"``) only what `FileMapper` does. What is not stated is not hashed, so it can be stated later without
+    moving older namespaces, and it is not protected from: `explain` lists it.
+
+    Args:
+        model_name: The model's name or path, as the engine knows it.
+        tokens_per_hash: Tokens that one block hash covers.
+        blocks_per_file: Blocks in one file.
+        tp_size: Workers between which tensors are split.
+        pp_size: Stages between which layers are split.
+        pcp_size: Workers between which the tokens of a prompt are split while it is read.
+        dcp_size: Workers between which cached tokens are split while text is produced.
+        rank: The worker's number; part of the path, never hashed.
+        dtype: Element type of the KV cache, resolved; its `str` is taken, and ``torch.bfloat16`` is ``bfloat16``.
+            Required. ``"auto"`` and ``""`` are refused when a namespace of kvtier's own kind is made.
+        kv_cache_groups: Dicts of exactly ``tokens_per_block`` (int) and ``layer_names`` (list of str), in the engine's
+            order.
+        inference_engine: The engine's name.
+        parallel_agnostic: The opt-in to share rows between parallel layouts: all sizes are hashed as 1, rank is 0.
+        replicated_layout: Every rank holds the same bytes, as with MLA latents under TP alone. One worker may state it
+            too, and then shares with every TP size. Collapses sizes only together with `parallel_agnostic`.
+        canonical_format: The engine's canonical byte format, if rows are in one.
+        row_bytes: Bytes from one row to the next, padding included. Filled in from the rows when a tier opens.
+        payload_bytes: Bytes of a row that are stored, where strides differ between engines that share; it is hashed in
+            place of `row_bytes`.
+        blocks_per_chunk: Blocks that the engine joins into one row.
+        kv_cache_layout: Name of the KV layout, such as ``"HND"``.
+        model_id: The model's name wherever it is loaded from; hashed in place of `model_name`.
+        model_revision: Revision of the weights.
+        rope: Parameters of the position encoding and other overrides of the model's configuration, as JSON. Key order
+            and the spelling of numbers (``2``, ``2.0``) don't matter.
+        kv_scales: Scales of a quantised KV cache, or a fingerprint of them, as JSON; numbers as in `rope`.
+        model_runner: Generation of the engine's model runner, such as ``"v2"``.
+        namespace: A name that keeps apart what the operator wants apart; no path: no slashes, no ``..``.
+
+    Raises:
+        InvalidInputError: One error that lists every fact that is wrong, with its value and what is accepted.
+    """
+
+    def __new__(
+        cls,
+        model_name: str,
+        tokens_per_hash: int,
+        blocks_per_file: int = 1,
+        tp_size: int = 1,
+        pp_size: int = 1,
+        pcp_size: int = 1,
+        dcp_size: int = 1,
+        rank: int = 0,
+        dtype: object = ...,
+        kv_cache_groups: Sequence[_Group] | None = None,
+        inference_engine: str = "vllm",
+        parallel_agnostic: bool = False,
+        replicated_layout: bool = False,
+        canonical_format: str | None = None,
+        *,
+        row_bytes: int | None = None,
+        payload_bytes: int | None = None,
+        blocks_per_chunk: int | None = None,
+        kv_cache_layout: str | None = None,
+        model_id: str | None = None,
+        model_revision: str | None = None,
+        rope: _Json = None,
+        kv_scales: _Json = None,
+        model_runner: str | None = None,
+        namespace: str | None = None,
+    ) -> Self: ...
+    @classmethod
+    def from_offloading_spec(
+        cls,
+        offloading_spec: _OffloadingSpec,
+        blocks_per_file: int = 1,
+        parallel_agnostic: bool = False,
+        *,
+        replicated_layout: bool | None = None,
+        row_bytes: int | None = None,
+        payload_bytes: int | None = None,
+        blocks_per_chunk: int | None = None,
+        kv_cache_layout: str | None = None,
+        model_id: str | None = None,
+        model_revision: str | None = None,
+        rope: _Json = None,
+        kv_scales: _Json = None,
+        model_runner: str | None = None,
+        namespace: str | None = None,
+    ) -> Self:
+        """Makes the identity of an engine from vLLM's offloading spec, read by attribute.
+
+        `kv_cache_layout` and `blocks_per_chunk` come from the spec where it has them; revision, RoPE and the like are
+        in no spec, so whoever knows them gives them here.
+
+        Args:
+            offloading_spec: vLLM's ``OffloadingSpec`` (0.32, 0.33), or anything with such a ``config``.
+            blocks_per_file: Blocks in one file; vLLM's own tiers give their blocks per chunk.
+            parallel_agnostic: The caller's opt-in. It takes effect where the spec says that rows don't depend on the
+                parallel layout, or that they are replicated; without it a replicated layout keeps its TP size.
+            replicated_layout: The caller's own statement, in place of the spec's: vLLM leaves a single worker out.
+            row_bytes: As for the constructor, and so are the rest.
+            payload_bytes: As for the constructor.
+            blocks_per_chunk: In place of the spec's.
+            kv_cache_layout: In place of the spec's.
+            model_id: As for the constructor.
+            model_revision: As for the constructor.
+            rope: As for the constructor.
+            kv_scales: As for the constructor.
+            model_runner: As for the constructor.
+            namespace: As for the constructor.
+
+        Raises:
+            InvalidInputError: If an attribute or an argument isn't what it should be.
+            UnsupportedError: If an attribute is missing.
+        """
+
+    @property
+    def model_name(self) -> str:
+        """The model's name or path, as the engine knows it."""
+
+    @property
+    def tokens_per_hash(self) -> int:
+        """Tokens that one block hash covers."""
+
+    @property
+    def blocks_per_file(self) -> int:
+        """Blocks in one file."""
+
+    @property
+    def tp_size(self) -> int:
+        """Workers between which tensors are split, as stated; `fields` has what is hashed."""
+
+    @property
+    def pp_size(self) -> int:
+        """Stages between which layers are split, as stated."""
+
+    @property
+    def pcp_size(self) -> int:
+        """Workers between which prompt tokens are split, as stated."""
+
+    @property
+    def dcp_size(self) -> int:
+        """Workers between which cached tokens are split, as stated."""
+
+    @property
+    def rank(self) -> int:
+        """The worker's number in block paths: 0 when parallel-agnostic."""
+
+    @property
+    def dtype(self) -> str:
+        """Element type of the KV cache, as stated."""
+
+    @property
+    def kv_cache_groups(self) -> list[dict[str, Any]]:
+        """The KV-cache groups, as a new list of dicts."""
+
+    @property
+    def inference_engine(self) -> str:
+        """The engine's name."""
+
+    @property
+    def parallel_agnostic(self) -> bool:
+        """Whether parallel sizes are hashed as 1."""
+
+    @property
+    def replicated_layout(self) -> bool:
+        """Whether every rank holds the same bytes."""
+
+    @property
+    def canonical_format(self) -> str | None:
+        """The engine's canonical byte format, if rows are in one."""
+
+    @property
+    def row_bytes(self) -> int | None:
+        """Bytes from one row to the next, if known yet."""
+
+    @property
+    def payload_bytes(self) -> int | None:
+        """Bytes of a row that are stored, if not all of it."""
+
+    @property
+    def blocks_per_chunk(self) -> int | None:
+        """Blocks that the engine joins into one row."""
+
+    @property
+    def kv_cache_layout(self) -> str | None:
+        """Name of the KV layout."""
+
+    @property
+    def model_id(self) -> str | None:
+        """The model's name wherever it is loaded from."""
+
+    @property
+    def model_revision(self) -> str | None:
+        """Revision of the weights."""
+
+    @property
+    def rope(self) -> Any:
+        """Parameters of the position encoding, whole floats as integers; None when not stated."""
+
+    @property
+    def kv_scales(self) -> Any:
+        """Scales of a quantised KV cache, whole floats as integers; None when not stated."""
+
+    @property
+    def model_runner(self) -> str | None:
+        """Generation of the engine's model runner."""
+
+    @property
+    def namespace(self) -> str | None:
+        """The operator's name for the namespace."""
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What a namespace of kvtier's own kind hashes, as far as it is known, as a new dict."""
+
+    def with_row_bytes(self, row_bytes: int) -> Self:
+        """Gives the same identity with the row length that the engine's buffer turned out to have.
+
+        Raises:
+            InvalidInputError: If another length was stated, or `payload_bytes` don't fit into it.
+        """
+
+    def fingerprint(self, compat: Literal["vllm"] | None = None) -> str:
+        """Gives the whole SHA-256 over the fields that are known: 64 hex digits.
+
+        Raises:
+            ConfigError: If the dtype isn't resolved (kvtier's own kind only).
+        """
+
+    def diff(self, other: Identity, compat: Literal["vllm"] | None = None) -> list[Difference]:
+        """Lists where the hashed fields of the two differ; empty when they share blocks."""
+
+    def compatible_with(self, other: Identity, compat: Literal["vllm"] | None = None) -> Compatibility:
+        """Says whether the two share blocks, and if not, why.
+
+        Raises:
+            ConfigError: If a dtype isn't resolved (kvtier's own kind only).
+        """
+
+    def explain(self, compat: Literal["vllm"] | None = None) -> list[Explanation]:
+        """Says for every fact what it protects from, and whether it is hashed, collapsed or absent."""
+
+    def config(self, compat: Literal["vllm"] | None = None) -> StoredConfig:
+        """Gives what ``config.json`` would say of it, to compare with one that exists."""
+
+    def file_mapper(self, root_dir: str | os.PathLike[str]) -> FileMapper:
+        """Gives the engine's own mapper of the same facts."""
+
+    def base_dir(self, compat: Literal["vllm"] | None = None) -> str:
+        """Gives the name of the directory below a root, or prefix in a bucket, that holds ``config.json``.
+
+        Raises:
+            ConfigError: If no such namespace can be opened: the row length isn't known yet, the dtype isn't resolved,
+                or the engine's own naming gives no valid name.
+        """
+
+    def blocks_dir(self, compat: Literal["vllm"] | None = None) -> str:
+        """Gives the name of the directory that holds this rank's blocks: ``<base_dir>_r<rank>``; errors as there."""
+
+    def block_path(self, key: bytes, compat: Literal["vllm"] | None = None) -> str:
+        """Gives the path of a block below a root, or in a bucket below its prefix.
+
+        Args:
+            key: Block hash (3 to 64 bytes), then the group index (4 bytes, big-endian).
+            compat: The kind of namespace.
+
+        Raises:
+            InvalidInputError: If the key has another length.
+            ConfigError: As for `base_dir`.
+        """
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
+
+@final
+class StoredConfig:
+    """The identity that a namespace was written under: what its ``config.json`` says.
+
+    Args:
+        text: The file's bytes, in kvtier's layout or in that of an engine's own tier.
+
+    Raises:
+        ConfigError: If it can't be understood, saying why and where.
+    """
+
+    def __new__(cls, text: bytes) -> Self: ...
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The hashed fields, as a new dict."""
+
+    @property
+    def kind(self) -> Literal["kvtier", "vllm"]:
+        """The kind of namespace that hashes such fields."""
+
+    @property
+    def digest(self) -> str:
+        """The 12 hex digits that the fields give a directory's name."""
+
+    @property
+    def written_by(self) -> dict[str, str] | None:
+        """What is recorded and not hashed (version, display name, hash algorithm and seed); None in vLLM's files."""
+
+    def fingerprint(self) -> str:
+        """Gives the whole SHA-256 over the fields: 64 hex digits."""
+
+    def diff(self, other: StoredConfig) -> list[Difference]:
+        """Lists where the two differ so that one can't find the other's blocks.
+
+        That is every field, and the hash algorithm and seed where both are known.
+        """
+
+    def compatible_with(self, other: StoredConfig) -> Compatibility:
+        """Says whether the two share blocks, and if not, why."""
+
+    def explain(self) -> list[Explanation]:
+        """Says for every field what it protects from, and whether it is hashed, collapsed or absent."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
+class Difference:
+    """One place where two identities differ; its `str` is ``tp_size: 2 | 4``."""
+
+    @property
+    def field(self) -> str:
+        """The field, with the way into it: ``kv_cache_groups[0].layer_names[3]``."""
+
+    @property
+    def left(self) -> Any:
+        """The left one's value; None also when it is absent there."""
+
+    @property
+    def right(self) -> Any:
+        """The right one's value; None also when it is absent there."""
+
+    @property
+    def absent(self) -> Literal["left", "right"] | None:
+        """The side on which the field is absent, which is not the same as null."""
+
+    @property
+    def left_shown(self) -> str:
+        """The left value for people: JSON, shortened when long, or ``(absent)``."""
+
+    @property
+    def right_shown(self) -> str:
+        """The right value for people."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
+class Compatibility:
+    """Whether two identities share blocks. True when they do; its `str` has a line for each difference."""
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """Why they don't; empty when they do."""
+
+    def __bool__(self) -> bool: ...
+
+@final
+class Explanation:
+    """One fact of an identity, explained."""
+
+    @property
+    def field(self) -> str:
+        """The fact's name."""
+
+    @property
+    def value(self) -> Any:
+        """Its value as stated; None when it is absent."""
+
+    @property
+    def role(self) -> Literal["hashed", "collapsed", "absent", "unhashed"]:
+        """What it does: part of the digest, part of it as 1, not stated, or stated but not part of it."""
+
+    @property
+    def protects_from(self) -> str:
+        """What goes wrong between two engines that differ in it and share blocks all the same."""
+
+    @property
+    def note(self) -> str | None:
+        """Why it has this role, where that isn't plain."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...

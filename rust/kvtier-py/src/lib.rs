@@ -9,6 +9,7 @@ mod errands;
 mod errors;
 mod fork;
 mod host_rows;
+mod identity;
 mod logging;
 mod rows;
 
@@ -22,6 +23,10 @@ mod _kvtier {
 
     #[pymodule_export]
     use super::host_rows::HostRows;
+    #[pymodule_export]
+    use super::identity::{
+        PyCompatibility, PyDifference, PyExplanation, PyFileMapper, PyIdentity, PyStoredConfig, canonical_json,
+    };
     #[pymodule_export]
     use super::rows::Rows;
     use super::{Bound, PyModule, PyModuleMethods, PyResult, fork, logging};
