@@ -127,7 +127,7 @@ impl Shared {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        if self.home.is_here() {
+        if self.home.is_surely_here() {
             // The only error is about a fork, which was just ruled out.
             let _ = self.shutdown(DROP_GRACE);
         } else {
