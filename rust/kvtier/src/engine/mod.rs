@@ -18,7 +18,6 @@ mod outbox;
 mod queue;
 mod shutdown;
 #[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::expect_used)]
 mod tests;
 
 use std::cell::Cell;

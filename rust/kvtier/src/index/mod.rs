@@ -11,7 +11,6 @@
 
 mod probes;
 #[cfg(test)]
-#[allow(clippy::expect_used)]
 mod tests;
 mod verdicts;
 
