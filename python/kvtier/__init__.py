@@ -11,6 +11,7 @@ from kvtier._kvtier import (
     __version__,
     canonical_json,
 )
+from kvtier.config import TierConfig
 from kvtier.errors import (
     BlockNotFoundError,
     ConfigError,
@@ -26,14 +27,19 @@ from kvtier.errors import (
     TierClosedError,
     UnsupportedError,
 )
+from kvtier.manager import TierManager, open  # noqa: A004 - read as `kvtier.open`
+from kvtier.metrics import TierStats, TrafficStats
+from kvtier.results import BlockError, Event, JobResult, Lookup
 
 __all__ = [
+    "BlockError",
     "BlockNotFoundError",
     "Compatibility",
     "ConfigError",
     "CorruptBlockError",
     "DeadlineExceededError",
     "Difference",
+    "Event",
     "Explanation",
     "FileMapper",
     "ForkedProcessError",
@@ -41,13 +47,20 @@ __all__ = [
     "Identity",
     "IdentityMismatchError",
     "InvalidInputError",
+    "JobResult",
     "KvTierError",
+    "Lookup",
     "OverloadedError",
     "ReadOnlyError",
     "StoreUnavailableError",
     "StoredConfig",
     "TierClosedError",
+    "TierConfig",
+    "TierManager",
+    "TierStats",
+    "TrafficStats",
     "UnsupportedError",
     "__version__",
     "canonical_json",
+    "open",
 ]

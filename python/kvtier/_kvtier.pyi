@@ -1,29 +1,38 @@
 """The native half of the `kvtier` package."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, Self, TypeAlias, TypedDict, final
 
-from typing_extensions import Buffer, CapsuleType
+from typing_extensions import Buffer, CapsuleType, disjoint_base
+
+from kvtier.results import Event, JobResult, Lookup
 
 __all__ = [
     "ERROR_KINDS",
+    "LATENCY_BUCKETS",
     "Compatibility",
     "Difference",
     "Explanation",
+    "Faults",
     "FileMapper",
     "HostRows",
     "Identity",
     "Rows",
     "StoredConfig",
+    "Tier",
     "__version__",
     "canonical_json",
+    "check_options",
 ]
 
 __version__: str
 
 ERROR_KINDS: tuple[str, ...]
 """Every value of `KvTierError.kind`."""
+
+LATENCY_BUCKETS: tuple[float, ...]
+"""Upper bounds in seconds of the buckets of latencies."""
 
 _Json: TypeAlias = bool | int | float | str | Sequence[_Json] | Mapping[str, _Json] | None
 
@@ -638,3 +647,181 @@ class Explanation:
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
+
+def check_options(options: dict[str, Any]) -> None:
+    """Checks the options of a tier.
+
+    Raises:
+        ConfigError: Lists everything that is wrong with them.
+    """
+
+@disjoint_base
+class Tier:
+    """One tier: the methods that are called at every step of an engine. `kvtier.TierManager` adds the rest.
+
+    Keys are the engine's: the block's hash (3 to 64 bytes) and its group's index (4 bytes, big-endian).
+
+    Args:
+        url: As in `kvtier.open`.
+        identity: As in `kvtier.open`.
+        rows: As in `kvtier.open`.
+        options: Options by name, as in `TierConfig`.
+        faults: What goes wrong in the storage, for tests.
+    """
+
+    def __new__(
+        cls, url: str, identity: Identity, rows: Buffer | Any, options: dict[str, Any], faults: Faults | None = None
+    ) -> Self: ...
+    def lookup(self, key: bytes, request: Hashable | None = None) -> Lookup:
+        """Whether the block is here: `Lookup.HIT`, `MISS`, or `RETRY` (ask again at the next step).
+
+        Args:
+            key: The block's key.
+            request: Whoever asks. What it was told stays so until `release`, except that a completed store turns it
+                to HIT and a failed load to MISS. Without one, an answer is worth its moment.
+        """
+
+    def lookup_many(self, keys: Iterable[bytes], request: Hashable | None = None) -> list[Lookup]:
+        """`lookup` for each of the keys, in order."""
+
+    def release(self, request: Hashable) -> None:
+        """The request is over: what it was told is forgotten. Unknown ones are ignored."""
+
+    def submit_store(
+        self, job_id: int, keys: Iterable[bytes], row_ids: Buffer | Iterable[int], stream: Any | None = None
+    ) -> None:
+        """Stores row `row_ids[i]` under `keys[i]`, in the background; the result comes from `get_finished_jobs`.
+
+        Args:
+            job_id: A number from 0 to 2**64 - 1 that no job has whose result was not taken yet.
+            keys: The blocks' keys.
+            row_ids: As many row numbers: a buffer of int32 or int64, or integers.
+            stream: For rows in device memory, which are not supported yet: None.
+
+        Raises:
+            InvalidInputError: An argument is wrong; nothing was submitted.
+            ReadOnlyError: The tier was opened read-only.
+            TierClosedError: The tier was shut down.
+        """
+
+    def submit_load(
+        self, job_id: int, keys: Iterable[bytes], row_ids: Buffer | Iterable[int], stream: Any | None = None
+    ) -> None:
+        """Loads the block under `keys[i]` into row `row_ids[i]`, in the background.
+
+        The result comes from `get_finished_jobs`. Arguments and errors are those of `submit_store`, except that a
+        read-only tier can load, and read-only rows can't be loaded into.
+        """
+
+    def get_finished_jobs(self) -> list[JobResult]:
+        """The results of jobs that have finished since the last call; each job's exactly once."""
+
+    def wait(self, job_id: int | None = None, timeout: float | None = None) -> bool:
+        """Waits until the job's result can be taken, or any result where no job is named.
+
+        Returns:
+            False when `timeout` seconds have passed first.
+
+        Raises:
+            InvalidInputError: No such job is open.
+        """
+
+    def drain_jobs(self, timeout: float | None = None) -> bool:
+        """Waits until every job has its result.
+
+        Returns:
+            False when `timeout` seconds have passed first.
+        """
+
+    def fileno(self) -> int:
+        """A descriptor that is readable while results wait, for select, epoll or asyncio. It belongs to the tier."""
+
+    def touch(self, keys: Iterable[bytes]) -> None:
+        """These blocks were used just now."""
+
+    def take_events(self) -> list[Event]:
+        """What has happened to blocks since the last call, in order."""
+
+    def forget(self) -> None:
+        """Forgets which blocks are here and what requests were told; storage stays as it is."""
+
+    def reset(self, timeout: float | None = 30.0) -> None:
+        """Takes all blocks of the namespace away, for every process. Open jobs fail with kind "reset".
+
+        Args:
+            timeout: Seconds to wait for what is under way.
+
+        Raises:
+            StoreUnavailableError: The storage was not done with what is under way, or can't be reset: the blocks may be
+                there still.
+            ReadOnlyError: The tier was opened read-only.
+        """
+
+    def shutdown(self, timeout: float | None = 10.0) -> None:
+        """Ends the tier; see `kvtier.TierManager.shutdown`."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether `shutdown` was called."""
+
+    @property
+    def place(self) -> str:
+        """Where the blocks are, without secrets."""
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows there are."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+
+    def _stats(self) -> dict[str, Any]:
+        """Counters and the moment's numbers, as nested dictionaries."""
+
+    def _abandon_in_child(self) -> None:
+        """In a forked child: gives up locks on storage that are shared with the parent."""
+
+@final
+class Faults:
+    """A script of what goes wrong in the storage of a tier, for tests of what stands above it."""
+
+    def __new__(cls) -> Self: ...
+    def inject(
+        self,
+        operation: Literal["store", "load", "probe"],
+        what: Literal["fail", "panic", "lose", "stall", "stall_in_row", "stall_answer", "delay"],
+        *,
+        key: bytes | None = None,
+        after: int = 0,
+        times: int = 1,
+        kind: str | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        """Adds a fault behind those that are there; the first that fits an operation happens to it.
+
+        Args:
+            operation: Which operations it is for.
+            what: "fail" with `kind`; "panic" on the IO thread; "lose" the answer; "stall" before the operation, while
+                its row is touched ("stall_in_row"), or after it ("stall_answer"), until `release`; "delay" by
+                `seconds`.
+            key: Only this block's operations; None for all.
+            after: How many operations go well before.
+            times: How many go wrong then.
+            kind: The kind of the failure, one of `KvTierError.kind`.
+            seconds: The delay.
+        """
+
+    def release(self) -> None:
+        """Lets everything go on that has stalled."""
+
+    @property
+    def stalled(self) -> int:
+        """How many operations are stalled now."""
+
+    @property
+    def pending(self) -> int:
+        """How many faults have not happened yet."""
+
+    def clear(self) -> None:
+        """Drops the faults that have not happened yet."""

@@ -35,13 +35,56 @@ pub(crate) fn array_of(object: &Bound<'_, PyAny>) -> PyResult<Option<Array>> {
     }))
 }
 
+/// The numbers in a one-dimensional buffer of native 32-bit or 64-bit integers; `None` for anything else.
+pub(crate) fn integers_of(object: &Bound<'_, PyAny>) -> PyResult<Option<Vec<i64>>> {
+    // SAFETY: a live object, and this thread is attached to the interpreter.
+    if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } == 0 {
+        return Ok(None);
+    }
+    let held = Held::of(object, ffi::PyBUF_STRIDES | ffi::PyBUF_FORMAT)?;
+    let view = &held.0;
+    let (1, Some(letter)) = (view.ndim, held.format().and_then(native_letter)) else { return Ok(None) };
+    // SAFETY: one dimension, and PyBUF_STRIDES was asked for.
+    let (count, stride) = unsafe { (*view.shape, *view.strides) };
+    let read = |i: ffi::Py_ssize_t| {
+        // SAFETY: `i` is below `count`, so this is the address of an element of `itemsize` bytes; the interpreter's lock
+        // is held, so nobody takes the memory away.
+        let element = unsafe { view.buf.cast::<u8>().offset(i * stride) };
+        // SAFETY: as above; the sizes are those of the match.
+        unsafe {
+            match (letter, view.itemsize) {
+                (b'i' | b'l' | b'q', 4) => Some(element.cast::<i32>().read_unaligned().into()),
+                (b'i' | b'l' | b'q', 8) => Some(element.cast::<i64>().read_unaligned()),
+                (b'I' | b'L' | b'Q', 4) => Some(element.cast::<u32>().read_unaligned().into()),
+                // What is too large for i64 is no number of anything.
+                (b'I' | b'L' | b'Q', 8) => {
+                    Some(i64::try_from(element.cast::<u64>().read_unaligned()).unwrap_or(i64::MAX))
+                }
+                _ => None,
+            }
+        }
+    };
+    Ok((0..count).map(read).collect())
+}
+
+/// The element type's letter, if it is a single element in this machine's byte order.
+fn native_letter(format: &[u8]) -> Option<u8> {
+    match format {
+        [letter] | [b'@' | b'=', letter] => Some(*letter),
+        [b'<', letter] if cfg!(target_endian = "little") => Some(*letter),
+        _ => None,
+    }
+}
+
 /// Takes an export of `object`, unless its elements are Python objects: a load would overwrite the references.
 ///
 /// Exporters refuse to describe types that the protocol has no letter for, such as bfloat16; those that say by their
 /// `dtype` that they hold no object are asked again for the bytes alone.
 fn hold(object: &Bound<'_, PyAny>) -> PyResult<Held> {
     let error = match Held::of(object, ffi::PyBUF_STRIDES | ffi::PyBUF_FORMAT) {
-        Ok(held) if held.holds_objects() => PyTypeError::new_err("its elements are Python objects"),
+        Ok(held) if held.format().is_some_and(|format| format.contains(&b'O')) => {
+            PyTypeError::new_err("its elements are Python objects")
+        }
         Ok(held) => return Ok(held),
         Err(error) => error,
     };
@@ -71,10 +114,10 @@ impl Held {
         Ok(Self(unsafe { view.assume_init() }))
     }
 
-    /// Whether the format, if there is one, has a reference in it.
-    fn holds_objects(&self) -> bool {
+    /// What the elements are, as `struct` would write it.
+    fn format(&self) -> Option<&[u8]> {
         // SAFETY: unless null, the format is a C string of the exporter's that lives as long as the export.
-        !self.0.format.is_null() && unsafe { CStr::from_ptr(self.0.format) }.to_bytes().contains(&b'O')
+        (!self.0.format.is_null()).then(|| unsafe { CStr::from_ptr(self.0.format) }.to_bytes())
     }
 }
 

@@ -2,16 +2,21 @@
 
 #![allow(clippy::doc_markdown, reason = "the documentation of classes and methods is Python's")]
 
+mod arguments;
 mod array;
 mod buffer;
 mod dlpack;
 mod errands;
 mod errors;
+mod faults;
 mod fork;
 mod host_rows;
 mod identity;
 mod logging;
+mod results;
 mod rows;
+mod stats;
+mod tier;
 
 use pyo3::prelude::*;
 
@@ -19,8 +24,12 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _kvtier {
     use kvtier::error::ErrorKind;
-    use pyo3::types::PyTuple;
+    use kvtier::metrics::LATENCY_BUCKETS;
+    use pyo3::types::{PyDict, PyTuple};
 
+    use super::errors::Result;
+    #[pymodule_export]
+    use super::faults::Faults;
     #[pymodule_export]
     use super::host_rows::HostRows;
     #[pymodule_export]
@@ -29,13 +38,22 @@ mod _kvtier {
     };
     #[pymodule_export]
     use super::rows::Rows;
-    use super::{Bound, PyModule, PyModuleMethods, PyResult, fork, logging};
+    #[pymodule_export]
+    use super::tier::Tier;
+    use super::{Bound, PyModule, PyModuleMethods, PyResult, arguments, fork, logging, pyfunction};
+
+    /// Checks the options of a tier; one error lists everything that is wrong with them.
+    #[pyfunction]
+    fn check_options(options: &Bound<'_, PyDict>) -> Result<()> {
+        arguments::config_of(options).map(drop)
+    }
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         let py = module.py();
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         module.add("ERROR_KINDS", PyTuple::new(py, ErrorKind::ALL.map(ErrorKind::as_str))?)?;
+        module.add("LATENCY_BUCKETS", PyTuple::new(py, LATENCY_BUCKETS)?)?;
         fork::watch(py)?;
         logging::install(py);
         Ok(())

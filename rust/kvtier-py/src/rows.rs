@@ -75,19 +75,15 @@ impl Rows {
     }
 }
 
-impl Rows {
-    pub(crate) fn region(&self) -> Arc<Region> {
-        Arc::clone(&self.region)
-    }
-}
-
 /// The memory behind `source` as rows; `row_bytes` splits an array of one dimension, and is checked for the others.
 ///
 /// # Errors
 /// `InvalidInput` naming what is wrong and what is accepted, `Unsupported` for memory of a device.
-fn region_of(source: &Bound<'_, PyAny>, row_bytes: Option<usize>) -> Result<Arc<Region>> {
+pub(crate) fn region_of(source: &Bound<'_, PyAny>, row_bytes: Option<usize>) -> Result<Arc<Region>> {
     let region = if let Ok(host_rows) = source.cast::<HostRows>() {
         host_rows.get().region()
+    } else if let Ok(rows) = source.cast::<Rows>() {
+        Arc::clone(&rows.get().region)
     } else if let Some(arrays) = as_sequence(source) {
         let arrays = arrays.iter().enumerate();
         scattered(arrays.map(|(i, item)| array_of(item, &format!("rows[{i}]"))).collect::<Result<_>>()?)?

@@ -365,8 +365,20 @@ impl Engine {
     }
 
     /// A descriptor that is readable while results wait. It belongs to the engine.
-    pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.shared.outbox.descriptor()
+    ///
+    /// # Errors
+    /// `Forked`.
+    pub fn descriptor(&self) -> Result<BorrowedFd<'_>> {
+        self.check_home()?;
+        Ok(self.shared.outbox.descriptor())
+    }
+
+    /// These blocks were used just now. Nothing is evicted in this version, so there is no order to keep.
+    ///
+    /// # Errors
+    /// `Forked`, `Shutdown`.
+    pub fn touch(&self, _keys: &[BlockKey]) -> Result<()> {
+        self.check()
     }
 
     /// Takes the events since the last call, in order.

@@ -1,0 +1,100 @@
+"""The options of a tier."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, Self, final
+
+from kvtier._kvtier import check_options
+
+__all__ = ["TierConfig"]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierConfig:
+    """The options of a tier.
+
+    The names are the same everywhere: here, in `kvtier.open`, in an engine's configuration and on the command line.
+    Sizes are bytes, as a number or as text such as "2GiB"; times are seconds.
+
+    Raises:
+        ConfigError: Some values are not accepted, alone or together. Its message lists all of them.
+    """
+
+    compat: Literal["vllm"] | None = None
+    """Whose paths and blocks to use. None: kvtier's own, verified. "vllm": those of vLLM's own `fs` tier, so that both
+    read each other's blocks; they can't be verified, and its identity leaves facts out that change the bytes."""
+
+    layout: Literal["files"] = "files"
+    """How blocks lie below a `file://` root: one file each."""
+
+    io_engine: Literal["auto", "threads"] = "auto"
+    """How system calls are made; "auto" takes the best that works here."""
+
+    verify: Literal["always", "never"] = "always"
+    """Whether a loaded block is compared with its checksum. "never" still checks its length, key and identity."""
+
+    durability: Literal["none", "data", "full"] = "none"
+    """What is flushed to the device before a block is published: nothing (a block torn by a power failure fails
+    verification later), its data, or its data and the directory entry."""
+
+    direct_io: Literal["auto", "on", "off"] | bool = "auto"
+    """Whether the page cache is passed by. "auto": where the file system can and a row's address and length fit,
+    otherwise not, for each operation. "on": as "auto", but opening fails where it can't."""
+
+    io_threads: int | None = None
+    """Threads that do IO. None: twice the cores, 4 to 16."""
+
+    max_inflight_ops: int = 64
+    """Blocks under way at the same time."""
+
+    max_inflight_bytes: int | str = 256 << 20
+    """Bytes under way at the same time; one block is always allowed."""
+
+    max_queued_store_bytes: int | str = 4 << 30
+    """Bytes of stores that may wait. A job that would go beyond ends at once, its blocks failed with kind "dropped"."""
+
+    load_timeout: float = 30
+    """Seconds from submission of a load to its result; what is not done by then fails with kind "timeout"."""
+
+    store_timeout: float = 60
+    """The same for stores."""
+
+    lookup_timeout: float = 2
+    """Seconds for which a request is told RETRY before a probe that doesn't answer counts as MISS."""
+
+    exclusive: bool = False
+    """Whether nobody else may open the namespace for writing. Then lookups of unknown blocks are answered MISS at once
+    when the scan at the start is complete; a second opener is refused."""
+
+    read_only: bool = False
+    """Whether stores are refused and nothing on storage is changed."""
+
+    file_mode: int | str = 0o666
+    """Permission bits of block files, before the umask; as a number, or in octal as text."""
+
+    dir_mode: int | str = 0o777
+    """The same for directories."""
+
+    quarantine: bool = False
+    """Whether blocks that are proven bad are kept aside instead of removed."""
+
+    def __post_init__(self) -> None:
+        check_options(self.as_options())
+
+    def as_options(self) -> dict[str, Any]:
+        """The options by their names."""
+        return asdict(self)
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> Self:
+        """Takes options from elsewhere, such as an engine's configuration.
+
+        Raises:
+            ConfigError: Names are unknown, or values not accepted. Its message lists everything wrong.
+        """
+        check_options(dict(options))
+        return cls(**options)
+
+
+OPTION_NAMES = tuple(field.name for field in fields(TierConfig))

@@ -1,0 +1,143 @@
+"""The core's log records in Python's logging."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import kvtier
+from kvtier.testing import Faults, make_key, open_faulty
+
+
+@pytest.fixture
+def faulty(identity: kvtier.Identity, rows: kvtier.HostRows) -> Iterator[tuple[kvtier.TierManager, Faults]]:
+    faults = Faults()
+    with open_faulty("memory://", faults, identity=identity, rows=rows, io_threads=2) as tier:
+        yield tier, faults
+
+
+def wait_until(reached: Callable[[], object]) -> None:
+    until = time.monotonic() + 60
+    while not reached():
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
+def probe(tier: kvtier.TierManager, number: int) -> None:
+    """Asks for a block until the answer is there."""
+    wait_until(lambda: tier.lookup(make_key(number)) is not kvtier.Lookup.RETRY)
+
+
+def test_a_warning_of_an_io_thread_reaches_its_logger(
+    faulty: tuple[kvtier.TierManager, Faults], caplog: pytest.LogCaptureFixture
+) -> None:
+    tier, faults = faulty
+    faults.inject("probe", "fail", kind="io")
+    before = time.time()
+    probe(tier, 1)
+    tier.get_finished_jobs()
+    (record,) = caplog.records
+    assert record.name == "kvtier.engine"
+    assert record.levelno == logging.WARNING
+    assert "injected fault" in record.getMessage()
+    assert record.threadName.startswith("kvtier-io") if record.threadName else False
+    assert before - 1 < record.created < time.time() + 1
+
+
+def test_io_threads_do_not_wait_for_the_interpreter(
+    faulty: tuple[kvtier.TierManager, Faults], caplog: pytest.LogCaptureFixture
+) -> None:
+    tier, faults = faulty
+    faults.inject("store", "panic", times=50)
+    tier.submit_store(1, [make_key(i) for i in range(50)], range(50))
+    until = time.monotonic() + 60
+    while faults.pending:  # this thread holds the interpreter's lock all the time, but for the instant of a switch
+        assert time.monotonic() < until
+
+    def all_came() -> bool:
+        tier.get_finished_jobs()
+        return sum(record.levelno == logging.ERROR for record in caplog.records) == 50
+
+    wait_until(all_came)
+
+
+def test_levels_follow_python(faulty: tuple[kvtier.TierManager, Faults], caplog: pytest.LogCaptureFixture) -> None:
+    tier, faults = faulty
+    caplog.set_level(logging.CRITICAL, "kvtier")
+    time.sleep(1.1)
+    tier.get_finished_jobs()
+    faults.inject("probe", "fail", kind="io")
+    probe(tier, 1)
+    tier.get_finished_jobs()
+    assert caplog.records == []
+    caplog.set_level(logging.WARNING, "kvtier")
+    time.sleep(1.1)
+    tier.get_finished_jobs()
+    faults.inject("probe", "fail", kind="io")
+    probe(tier, 2)
+    tier.get_finished_jobs()
+    assert len(caplog.records) == 1
+
+
+def test_more_records_than_may_wait_are_counted(
+    faulty: tuple[kvtier.TierManager, Faults], caplog: pytest.LogCaptureFixture
+) -> None:
+    tier, faults = faulty
+    faults.inject("store", "panic", times=64 * 20)
+    keys = [make_key(i) for i in range(64 * 20)]
+    tier.submit_store(1, keys, [i % 64 for i in range(len(keys))])
+    wait_until(lambda: not faults.pending)
+    assert caplog.records == []
+
+    def all_are_accounted_for() -> bool:
+        tier.get_finished_jobs()
+        messages = [record.getMessage() for record in caplog.records]
+        lost = [message for message in messages if "were dropped" in message]
+        return len(messages) - len(lost) + sum(int(message.split()[0]) for message in lost) == len(keys)
+
+    wait_until(all_are_accounted_for)
+    assert len(caplog.records) < len(keys)
+
+
+def test_a_handler_may_use_the_tier(faulty: tuple[kvtier.TierManager, Faults]) -> None:
+    tier, faults = faulty
+    seen: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            tier.lookup(make_key(5))
+            seen.append(record.getMessage())
+
+    handler = Handler()
+    logging.getLogger("kvtier").addHandler(handler)
+    try:
+        faults.inject("probe", "fail", kind="io", times=2)
+        probe(tier, 1)
+        probe(tier, 2)
+        tier.get_finished_jobs()
+    finally:
+        logging.getLogger("kvtier").removeHandler(handler)
+    assert len(seen) == 2
+
+
+def test_a_handler_that_fails_harms_nobody(
+    faulty: tuple[kvtier.TierManager, Faults], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier, faults = faulty
+    reported: list[object] = []
+    monkeypatch.setattr("sys.unraisablehook", reported.append)
+
+    class Fails(logging.Filter):
+        def filter(self, record: logging.LogRecord) -> bool:
+            raise ValueError(record.getMessage())
+
+    broken = Fails()
+    logging.getLogger("kvtier.engine").addFilter(broken)
+    try:
+        faults.inject("probe", "fail", kind="io")
+        probe(tier, 1)
+        tier.get_finished_jobs()
+    finally:
+        logging.getLogger("kvtier.engine").removeFilter(broken)
+    assert len(reported) == 1

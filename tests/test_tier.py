@@ -1,0 +1,546 @@
+"""The tier manager's interface: what goes in, what comes out, what is refused."""
+
+import array
+import asyncio
+import gc
+import select
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import kvtier
+from kvtier import Lookup
+from kvtier.testing import Faults, make_key, open_faulty
+
+OpenTier = Callable[..., kvtier.TierManager]
+KEYS = [make_key(i) for i in range(64)]
+
+ROW_IDS = {
+    "list": [3, 4],
+    "tuple": (3, 4),
+    "range": range(3, 5),
+    "keys": {3: None, 4: None},
+    "int32": np.array([3, 4], dtype=np.int32),
+    "int64": np.array([3, 4], dtype=np.int64),
+    "uint32": np.array([3, 4], dtype=np.uint32),
+    "uint64": np.array([3, 4], dtype=np.uint64),
+    "int16": np.array([3, 4], dtype=np.int16),
+    "big-endian": np.array([3, 4], dtype=">i4"),
+    "with gaps": np.array([3, 0, 4, 0], dtype=np.int32)[::2],
+    "backwards": np.array([4, 3], dtype=np.int64)[::-1],
+    "array of int": array.array("i", [3, 4]),
+    "array of long long": array.array("q", [3, 4]),
+    "memoryview": memoryview(array.array("l", [3, 4])),
+    "tensor": torch.tensor([3, 4]),
+    "tensor of int32": torch.tensor([3, 4], dtype=torch.int32),
+    "bytes": bytes([3, 4]),
+    "numpy scalars": [np.int32(3), np.int64(4)],
+}
+
+
+def finish(tier: kvtier.TierManager) -> list[kvtier.JobResult]:
+    """The results of all jobs, in the order of their numbers."""
+    assert tier.drain_jobs(timeout=60)
+    return sorted(tier.get_finished_jobs(), key=lambda result: result.job_id)
+
+
+def class_name(value: object) -> str:
+    return type(value).__name__
+
+
+def answer(tier: kvtier.TierManager, key: bytes, request: Any = None) -> Lookup:
+    """What a lookup says once it knows."""
+    until = time.monotonic() + 30
+    while (found := tier.lookup(key, request)) is Lookup.RETRY:
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    return found
+
+
+class TestJobs:
+    def test_what_was_stored_is_loaded(self, tier: kvtier.TierManager, rows: kvtier.HostRows) -> None:
+        tier.submit_store(1, KEYS[:8], range(8))
+        tier.submit_load(2, [make_key(99)], [50])
+        (stored, missing) = finish(tier)
+        assert (stored.job_id, stored.kind, stored.success) == (1, "store", True)
+        assert (stored.successful_keys, stored.failures) == (tuple(KEYS[:8]), {})
+        assert stored.transfer_bytes == 8 * 4096
+        assert 0 < stored.transfer_time < 60
+        assert (missing.kind, missing.success, missing.successful_keys) == ("load", False, ())
+        assert missing.failures[make_key(99)].kind == "missing"
+
+        tier.submit_load(3, KEYS[:8], range(63, 55, -1))
+        assert finish(tier)[0].success
+        assert np.asarray(rows)[63:55:-1, 0].tolist() == list(range(8))
+
+    def test_success_is_per_key(self, tier: kvtier.TierManager, rows: kvtier.HostRows) -> None:
+        tier.submit_store(1, KEYS[:8], range(8))
+        finish(tier)
+        tier.submit_load(2, [*KEYS[:3], make_key(99), *KEYS[3:8]], range(20, 29))
+        (result,) = finish(tier)
+        assert not result.success
+        assert result.successful_keys == tuple(KEYS[:8])
+        assert list(result.failures) == [make_key(99)]
+        assert np.asarray(rows)[[20, 21, 22, 24, 25, 26, 27, 28], 0].tolist() == list(range(8))
+
+    def test_a_block_that_is_there_moves_nothing(self, tier: kvtier.TierManager) -> None:
+        tier.submit_store(1, KEYS[:1], [1])
+        finish(tier)
+        tier.submit_store(2, KEYS[:1], [1])
+        (result,) = finish(tier)
+        assert (result.success, result.transfer_bytes) == (True, 0)
+
+    def test_each_result_comes_once(self, tier: kvtier.TierManager) -> None:
+        assert tier.get_finished_jobs() == []
+        for job_id in range(100):
+            tier.submit_store(job_id, KEYS, range(64))
+        taken: list[int] = []
+        while len(taken) < 100:
+            assert tier.wait(timeout=60)
+            taken += [result.job_id for result in tier.get_finished_jobs()]
+        assert sorted(taken) == list(range(100))
+        assert tier.get_finished_jobs() == []
+
+    def test_an_empty_job_has_a_result_too(self, tier: kvtier.TierManager) -> None:
+        tier.submit_store(1, [], [])
+        (result,) = finish(tier)
+        assert (result.success, result.successful_keys) == (True, ())
+
+    @pytest.mark.parametrize("row_ids", ROW_IDS.values(), ids=ROW_IDS.keys())
+    def test_row_ids_are_any_integers(self, tier: kvtier.TierManager, rows: kvtier.HostRows, row_ids: Any) -> None:
+        tier.submit_store(1, KEYS[:2], row_ids)
+        finish(tier)
+        tier.submit_load(2, KEYS[:2], [10, 11])
+        finish(tier)
+        assert np.asarray(rows)[10:12, 0].tolist() == [3, 4]
+
+    @pytest.mark.parametrize(
+        "keys", [KEYS[:2], tuple(KEYS[:2]), dict.fromkeys(KEYS[:2]), iter(KEYS[:2])], ids=class_name
+    )
+    def test_keys_are_any_iterable(self, tier: kvtier.TierManager, keys: Any) -> None:
+        tier.submit_store(1, keys, [0, 1])
+        assert finish(tier)[0].successful_keys == tuple(KEYS[:2])
+
+    @pytest.mark.parametrize("length", [7, 68])
+    def test_shortest_and_longest_key(self, tier: kvtier.TierManager, length: int) -> None:
+        tier.submit_store(1, [bytes(length)], [0])
+        assert finish(tier)[0].success
+        assert tier.lookup(bytes(length)) is Lookup.HIT
+
+    def test_highest_job_id(self, tier: kvtier.TierManager) -> None:
+        tier.submit_store(2**64 - 1, KEYS[:1], [0])
+        assert finish(tier)[0].job_id == 2**64 - 1
+
+    def test_scattered_rows(self, open_tier: OpenTier) -> None:
+        layers = [torch.randn(8, 16, dtype=torch.bfloat16) for _ in range(3)]
+        before = [layer.clone() for layer in layers]
+        tier = open_tier(rows=layers)
+        tier.submit_store(1, KEYS[:4], range(4))
+        assert finish(tier)[0].transfer_bytes == 4 * 96
+        tier.submit_load(2, KEYS[:4], [7, 6, 5, 4])
+        assert finish(tier)[0].success
+        for layer, old in zip(layers, before, strict=True):
+            assert torch.equal(layer[[7, 6, 5, 4]], old[:4])
+            assert torch.equal(layer[:4], old[:4])
+
+    def test_padding_between_rows_is_left_alone(self, open_tier: OpenTier) -> None:
+        memory = torch.full((8, 64), 9, dtype=torch.uint8)
+        memory[:, :48] = torch.arange(8, dtype=torch.uint8)[:, None]
+        tier = open_tier(rows=memory[:, :48])
+        tier.submit_store(1, KEYS[:4], range(4))
+        finish(tier)
+        tier.submit_load(2, KEYS[:4], range(4, 8))
+        finish(tier)
+        assert memory[4:, :48].tolist() == [[i] * 48 for i in range(4)]
+        assert bool((memory[:, 48:] == 9).all())
+
+    def test_payload_bytes_leave_the_rest_of_a_row_alone(self, open_tier: OpenTier, rows: kvtier.HostRows) -> None:
+        identity = kvtier.Identity("org/model", 16, dtype="bfloat16", payload_bytes=4000)
+        tier = open_tier(identity=identity)
+        tier.submit_store(1, KEYS[:1], [3])
+        assert finish(tier)[0].transfer_bytes == 4000
+        tier.submit_load(2, KEYS[:1], [5])
+        finish(tier)
+        assert np.asarray(rows)[5].tolist() == [3] * 4000 + [5] * 96
+
+
+class TestLookups:
+    def test_members_are_singletons(self, tier: kvtier.TierManager) -> None:
+        tier.submit_store(1, KEYS[:1], [0])
+        finish(tier)
+        assert tier.lookup(KEYS[0]) is Lookup.HIT
+        assert answer(tier, KEYS[1]) is Lookup.MISS
+        assert tier.lookup_many([KEYS[0], KEYS[1]], "request") == [Lookup.HIT, Lookup.RETRY]
+
+    def test_a_first_question_is_not_waited_for(self, tier: kvtier.TierManager) -> None:
+        assert tier.lookup(make_key(1), "request") is Lookup.RETRY
+        assert answer(tier, make_key(1), "request") is Lookup.MISS
+
+    @pytest.mark.parametrize("request_id", ["text", 7, (1, "x"), frozenset([1]), object()], ids=class_name)
+    def test_verdicts_last_until_release(self, tier: kvtier.TierManager, request_id: Any) -> None:
+        tier.submit_store(1, KEYS[:1], [0])
+        finish(tier)
+        assert tier.lookup(KEYS[0], request_id) is Lookup.HIT
+        tier.forget()
+        tier.release(request_id)
+        tier.release(request_id)
+        assert answer(tier, KEYS[0], request_id) is Lookup.HIT
+        assert tier.stats().open_requests == 1
+        tier.release(request_id)
+        assert tier.stats().open_requests == 0
+
+    def test_equal_requests_are_one(self, tier: kvtier.TierManager) -> None:
+        tier.lookup(KEYS[0], ("a", 1))
+        tier.lookup(KEYS[0], ("a", 1))
+        assert tier.stats().open_requests == 1
+
+    def test_a_failed_load_turns_the_verdict_to_miss(self, identity: kvtier.Identity, rows: kvtier.HostRows) -> None:
+        faults = Faults()
+        with open_faulty("memory://", faults, identity=identity, rows=rows) as tier:
+            tier.submit_store(1, KEYS[:1], [0])
+            finish(tier)
+            assert tier.lookup(KEYS[0], "request") is Lookup.HIT
+            faults.inject("load", "fail", kind="io")
+            tier.submit_load(2, KEYS[:1], [1])
+            assert finish(tier)[0].failures[KEYS[0]].kind == "io"
+            assert tier.lookup(KEYS[0], "request") is Lookup.MISS
+
+
+class TestWaiting:
+    def test_for_one_job(self, identity: kvtier.Identity, rows: kvtier.HostRows) -> None:
+        faults = Faults()
+        with open_faulty("memory://", faults, identity=identity, rows=rows) as tier:
+            faults.inject("store", "stall", key=KEYS[0])
+            tier.submit_store(1, KEYS[:1], [0])
+            tier.submit_store(2, KEYS[1:2], [1])
+            assert tier.wait(2, timeout=30)
+            started = time.monotonic()
+            assert not tier.wait(1, timeout=0.2)
+            assert not tier.drain_jobs(timeout=0)
+            assert 0.2 <= time.monotonic() - started < 5
+            faults.release()
+            assert tier.wait(1)
+            assert tier.drain_jobs()
+
+    def test_for_an_unknown_job(self, tier: kvtier.TierManager) -> None:
+        with pytest.raises(kvtier.InvalidInputError, match="no job 7 is open"):
+            tier.wait(7)
+
+    def test_the_descriptor_is_readable_while_results_wait(self, tier: kvtier.TierManager) -> None:
+        def readable(timeout: float) -> bool:
+            return bool(select.select([tier], [], [], timeout)[0])
+
+        assert not readable(0)
+        tier.submit_store(1, KEYS[:1], [0])
+        assert readable(30)
+        tier.get_finished_jobs()
+        assert not readable(0)
+
+    def test_asyncio_waits_for_the_descriptor(self, tier: kvtier.TierManager) -> None:
+        async def store() -> list[kvtier.JobResult]:
+            ready = asyncio.Event()
+            asyncio.get_running_loop().add_reader(tier.fileno(), ready.set)
+            tier.submit_store(1, KEYS[:1], [0])
+            await asyncio.wait_for(ready.wait(), 30)
+            asyncio.get_running_loop().remove_reader(tier.fileno())
+            return tier.get_finished_jobs()
+
+        assert [result.job_id for result in asyncio.run(store())] == [1]
+
+    @pytest.mark.parametrize("waiting", ["wait", "drain_jobs"])
+    def test_ctrl_c_ends_it(self, identity: kvtier.Identity, rows: kvtier.HostRows, waiting: str) -> None:
+        faults = Faults()
+        faults.inject("store", "stall")
+        with open_faulty("memory://", faults, identity=identity, rows=rows) as tier:
+            tier.submit_store(1, KEYS[:1], [0])
+            main = threading.main_thread().ident
+            assert main is not None
+            interrupt = threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT))
+            interrupt.start()
+            with pytest.raises(KeyboardInterrupt):
+                getattr(tier, waiting)()
+            faults.release()
+            assert tier.drain_jobs(timeout=30)
+
+    def test_others_run_meanwhile(self, identity: kvtier.Identity, rows: kvtier.HostRows) -> None:
+        faults = Faults()
+        faults.inject("store", "stall")
+        with open_faulty("memory://", faults, identity=identity, rows=rows) as tier:
+            tier.submit_store(1, KEYS[:1], [0])
+            threading.Timer(0.1, faults.release).start()
+            assert tier.wait(1), "the timer's thread got the interpreter"
+
+
+class TestEnds:
+    def test_shutdown_gives_back_the_rows(self, open_tier: OpenTier) -> None:
+        memory = bytearray(64 * 4096)
+        tier = open_tier(rows=memoryview(memory).cast("B", (64, 4096)))
+        tier.submit_store(1, KEYS, range(64))
+        tier.shutdown()
+        memory.extend(b"more")
+        assert tier.closed
+        assert [result.job_id for result in tier.get_finished_jobs()] == [1]
+
+    def test_shutdown_twice(self, tier: kvtier.TierManager) -> None:
+        tier.shutdown()
+        tier.shutdown()
+
+    def test_a_closed_tier_says_so(self, tier: kvtier.TierManager) -> None:
+        tier.shutdown()
+        calls: list[Callable[[], object]] = [
+            lambda: tier.lookup(KEYS[0]),
+            lambda: tier.submit_store(1, KEYS[:1], [0]),
+            lambda: tier.submit_load(1, KEYS[:1], [0]),
+            lambda: tier.touch(KEYS[:1]),
+            tier.reset,
+            tier.forget,
+        ]
+        for call in calls:
+            with pytest.raises(kvtier.TierClosedError, match="shut down"):
+                call()
+        assert tier.get_finished_jobs() == []
+        assert tier.take_events() == []
+        tier.release("request")
+        assert "closed" in repr(tier)
+
+    def test_what_waits_fails_with_its_reason(self, identity: kvtier.Identity, rows: kvtier.HostRows) -> None:
+        faults = Faults()
+        faults.inject("store", "stall", times=1000)
+        tier = open_faulty("memory://", faults, identity=identity, rows=rows, max_inflight_ops=1)
+        for job_id in range(10):
+            tier.submit_store(job_id, KEYS, range(64))
+        threading.Timer(0.2, faults.release).start()
+        tier.shutdown()
+        results = finish(tier)
+        assert [result.job_id for result in results] == list(range(10))
+        assert {error.kind for result in results for error in result.failures.values()} == {"shutdown"}
+
+    def test_shutdown_says_when_the_storage_keeps_the_rows(
+        self, identity: kvtier.Identity, rows: kvtier.HostRows
+    ) -> None:
+        faults = Faults()
+        faults.inject("load", "stall_in_row")
+        tier = open_faulty("memory://", faults, identity=identity, rows=rows)
+        tier.submit_store(1, KEYS[:1], [0])
+        finish(tier)
+        tier.submit_load(2, KEYS[:1], [1])
+        while not faults.stalled:
+            time.sleep(0.001)
+        with pytest.raises(kvtier.DeadlineExceededError, match="1 operations are still stuck"):
+            tier.shutdown(timeout=0.1)
+        faults.release()
+        assert finish(tier)[0].job_id == 2
+
+    def test_rows_held_by_a_stuck_operation_are_released_on_a_python_thread(self, identity: kvtier.Identity) -> None:
+        released_on: list[str] = []
+
+        class Memory(bytearray):
+            def __del__(self) -> None:
+                released_on.append(threading.current_thread().name)
+
+        faults = Faults()
+        faults.inject("store", "stall")
+        rows = kvtier._kvtier.Rows(Memory(8 * 4096), 4096)
+        tier = open_faulty("memory://", faults, identity=identity, rows=rows)
+        del rows
+        tier.submit_store(1, KEYS[:1], [0])
+        while not faults.stalled:
+            time.sleep(0.001)
+        with pytest.raises(kvtier.DeadlineExceededError):
+            tier.shutdown(timeout=0)
+        assert released_on == []
+        faults.release()
+        until = time.monotonic() + 30
+        while not released_on:
+            assert time.monotonic() < until
+            tier.get_finished_jobs()
+        assert released_on == [threading.current_thread().name]
+
+    def test_leaving_the_with_block_shuts_down(self, open_tier: OpenTier) -> None:
+        with open_tier() as tier:
+            assert not tier.closed
+        assert tier.closed
+
+    def test_dropping_a_tier_with_jobs_in_flight(self, identity: kvtier.Identity) -> None:
+        memory = np.ones((64, 4096), "u1")
+        gone = weakref.ref(memory)
+        tier = kvtier.open("memory://", identity=identity, rows=memory)
+        for job_id in range(100):
+            tier.submit_store(job_id, KEYS, range(64))
+        del memory, tier
+        gc.collect()
+        assert gone() is None, "the last operation has ended and gave up the rows"
+
+    def test_a_tier_in_a_cycle_is_collected(self, identity: kvtier.Identity, rows: kvtier.HostRows) -> None:
+        class Request:
+            pass
+
+        tier = kvtier.open("memory://", identity=identity, rows=rows)
+        request: Any = Request()
+        request.tier = tier
+        tier.lookup(KEYS[0], request)
+        gone = weakref.ref(tier)
+        del tier, request
+        gc.collect()
+        assert gone() is None
+
+    def test_reset_takes_all_blocks_away(self, tier: kvtier.TierManager) -> None:
+        tier.submit_store(1, KEYS[:4], range(4))
+        finish(tier)
+        tier.reset()
+        assert {answer(tier, key) for key in KEYS[:4]} == {Lookup.MISS}
+        assert tier.take_events()[-1] == kvtier.Event("cleared")
+
+    def test_forget_leaves_storage_alone(self, tier: kvtier.TierManager) -> None:
+        tier.submit_store(1, KEYS[:4], range(4))
+        finish(tier)
+        tier.forget()
+        assert tier.lookup(KEYS[0]) is Lookup.RETRY
+        assert answer(tier, KEYS[0]) is Lookup.HIT
+
+
+class TestEventsAndStats:
+    def test_events_name_blocks_and_reasons(self, identity: kvtier.Identity, rows: kvtier.HostRows) -> None:
+        faults = Faults()
+        with open_faulty("memory://", faults, identity=identity, rows=rows) as tier:
+            tier.submit_store(1, KEYS[:2], [0, 1])
+            finish(tier)
+            faults.inject("load", "fail", key=KEYS[1], kind="checksum")
+            tier.submit_load(2, KEYS[:2], [2, 3])
+            finish(tier)
+            stored, removed = tier.take_events()[:2], tier.take_events()
+        assert {event.key for event in stored if event.kind == "stored"} == set(KEYS[:2])
+        assert removed == [] or removed[0].kind == "removed"
+
+    def test_stats_count(self, tier: kvtier.TierManager) -> None:
+        tier.submit_store(1, KEYS[:4], range(4))
+        tier.submit_load(2, [make_key(99)], [9])
+        finish(tier)
+        tier.lookup(KEYS[0])
+        stats = tier.stats()
+        assert (stats.stores.blocks, stats.stores.bytes, stats.stores.jobs) == (4, 4 * 4096, 1)
+        assert (stats.loads.blocks, stats.loads.failures) == (0, {"missing": 1})
+        assert (stats.hits, stats.resident_blocks, stats.open_jobs) == (1, 4, 0)
+        assert not stats.degraded
+        assert sum(stats.stores.latency_counts) == 1
+        assert len(stats.stores.latency_counts) == len(kvtier.metrics.LATENCY_BUCKETS) + 1
+
+    def test_results_are_values(self) -> None:
+        result = kvtier.JobResult(
+            1, "load", success=True, successful_keys=(), failures={}, transfer_time=0.5, transfer_bytes=1
+        )
+        with pytest.raises(AttributeError):
+            result.job_id = 2  # type: ignore[misc]
+        assert not hasattr(result, "__dict__")
+        result.raise_for_failures()
+
+    def test_failures_raise_on_demand(self, tier: kvtier.TierManager) -> None:
+        tier.submit_load(1, [make_key(98), make_key(99)], [0, 1])
+        (result,) = finish(tier)
+        with pytest.raises(kvtier.BlockNotFoundError, match="and 1 more blocks failed") as raised:
+            result.raise_for_failures()
+        assert (raised.value.kind, raised.value.key) == ("missing", make_key(98))
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("call", "message"),
+        [
+            (lambda t: t.submit_store(1, KEYS[:1], [64]), "row 64 is out of range: the tier has rows 0 to 63"),
+            (lambda t: t.submit_store(1, KEYS[:1], [-1]), r"row_ids\[0\]: there is no row -1"),
+            (lambda t: t.submit_store(1, KEYS[:1], [2**40]), rf"row_ids\[0\]: there is no row {2**40}"),
+            (lambda t: t.submit_store(1, KEYS[:1], [2**90]), r"row_ids\[0\]: an integer below 2\*\*32 is expected"),
+            (lambda t: t.submit_store(1, KEYS[:1], [1.0]), r"row_ids\[0\]: an integer .* this is float 1.0"),
+            (lambda t: t.submit_store(1, KEYS[:1], np.zeros(1)), r"row_ids\[0\]: an integer"),
+            (lambda t: t.submit_store(1, KEYS[:1], np.zeros((1, 1), "i4")), r"row_ids\[0\]: an integer"),
+            (lambda t: t.submit_store(1, KEYS[:1], 3), "row_ids: an int32 or int64 buffer or a sequence of integers"),
+            (lambda t: t.submit_store(1, KEYS[:2], [1]), "2 keys but 1 row ids"),
+            (lambda t: t.submit_store(1, KEYS[0], [1]), r"keys\[0\]: bytes are expected, this is int"),
+            (lambda t: t.submit_store(1, 5, [1]), "keys: a sequence of bytes is expected, this is int 5"),
+            (
+                lambda t: t.submit_store(1, [KEYS[0], "text"], [1, 2]),
+                r"keys\[1\]: bytes are expected, this is str 'text'",
+            ),
+            (
+                lambda t: t.submit_store(1, [KEYS[0], b""], [1, 2]),
+                r"keys\[1\]: key has 0 bytes; a key is a block hash of 3",
+            ),
+            (lambda t: t.submit_store(1, [bytes(69)], [1]), r"keys\[0\]: key has 69 bytes"),
+            (lambda t: t.submit_store(-1, KEYS[:1], [1]), r"job_id: an integer from 0 to 2\*\*64 - 1"),
+            (lambda t: t.submit_store(2**64, KEYS[:1], [1]), "job_id: an integer"),
+            (lambda t: t.submit_store("one", KEYS[:1], [1]), "job_id: an integer .* this is str 'one'"),
+            (lambda t: t.lookup("text"), "key: bytes are expected, this is str 'text'"),
+            (lambda t: t.lookup(bytes(6)), "key has 6 bytes"),
+            (lambda t: t.lookup_many([bytes(6)]), r"keys\[0\]: key has 6 bytes"),
+            (lambda t: t.touch([None]), r"keys\[0\]: bytes are expected, this is NoneType None"),
+            (lambda t: t.wait(timeout=-1), "timeout: None or a number of seconds from 0 on"),
+            (lambda t: t.wait(timeout=float("nan")), "timeout: None or a number of seconds from 0 on"),
+        ],
+    )
+    def test_one_clear_error(self, tier: kvtier.TierManager, call: Callable[[Any], object], message: str) -> None:
+        with pytest.raises(kvtier.InvalidInputError, match=message):
+            call(tier)
+        assert tier.stats().open_jobs == 0
+
+    def test_job_id_in_use(self, tier: kvtier.TierManager) -> None:
+        tier.submit_store(1, KEYS[:1], [1])
+        with pytest.raises(kvtier.InvalidInputError, match="job id 1 is in use"):
+            tier.submit_load(1, KEYS[:1], [1])
+        finish(tier)
+        tier.submit_load(1, KEYS[:1], [1])
+        finish(tier)
+
+    def test_unhashable_request(self, tier: kvtier.TierManager) -> None:
+        with pytest.raises(TypeError, match="unhashable"):
+            tier.lookup(KEYS[0], [])  # type: ignore[arg-type]
+
+    def test_streams_are_for_device_rows(self, tier: kvtier.TierManager) -> None:
+        with pytest.raises(kvtier.UnsupportedError, match="device memory"):
+            tier.submit_store(1, KEYS[:1], [1], stream=0)
+
+    def test_read_only_rows_can_be_stored_from(self, open_tier: OpenTier) -> None:
+        tier = open_tier(rows=memoryview(bytes(4 * 4096)).cast("B", (4, 4096)))
+        tier.submit_store(1, KEYS[:1], [1])
+        assert finish(tier)[0].success
+        with pytest.raises(kvtier.ReadOnlyError, match="the rows are read-only memory"):
+            tier.submit_load(2, KEYS[:1], [1])
+
+    def test_read_only_tier_can_be_loaded_from(self, open_tier: OpenTier) -> None:
+        writer, reader = open_tier(), open_tier(read_only=True)
+        writer.submit_store(1, KEYS[:1], [1])
+        finish(writer)
+        reader.submit_load(1, KEYS[:1], [2])
+        assert finish(reader)[0].success
+        with pytest.raises(kvtier.ReadOnlyError, match="opened read-only"):
+            reader.submit_store(2, KEYS[:1], [1])
+        with pytest.raises(kvtier.ReadOnlyError, match="opened read-only"):
+            reader.reset()
+
+    def test_rows_of_another_length_than_the_identity_says(self, open_tier: OpenTier) -> None:
+        identity = kvtier.Identity("m", 16, dtype="bfloat16", row_bytes=8192)
+        with pytest.raises(kvtier.InvalidInputError, match="a row has 4096 bytes, and the identity says 8192"):
+            open_tier(identity=identity)
+
+    def test_rows_of_one_dimension_take_the_identitys_row_bytes(self, open_tier: OpenTier) -> None:
+        identity = kvtier.Identity("m", 16, dtype="bfloat16", row_bytes=1024)
+        tier = open_tier(identity=identity, rows=bytearray(8192))
+        assert (tier.num_rows, tier.row_bytes) == (8, 1024)
+
+    def test_a_defect_is_an_ordinary_failure(self, identity: kvtier.Identity, rows: kvtier.HostRows) -> None:
+        faults = Faults()
+        faults.inject("store", "panic")
+        faults.inject("store", "lose")
+        with open_faulty("memory://", faults, identity=identity, rows=rows) as tier:
+            tier.submit_store(1, KEYS[:4], range(4))
+            (result,) = finish(tier)
+            assert sorted(error.kind for error in result.failures.values()) == ["internal", "internal"]
+            assert len(result.successful_keys) == 2
+            tier.submit_store(2, KEYS[:4], range(4))
+            assert finish(tier)[0].success
