@@ -111,8 +111,7 @@ fn write_escape(out: &mut String, unit: u16) {
 /// Python's `repr(float)`: the shortest digits that give the same float back, with an exponent below 1e-4 and from
 /// 1e16 on.
 fn write_float(out: &mut String, float: Float) {
-    // Rust's `{:e}` finds the same shortest digits: `[-]d[.ddd]e[-]xxx`.
-    let scientific = format!("{:e}", float.get());
+    let scientific = shortest_digits(float.get());
     let (mantissa, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
     let exponent: i32 = exponent.parse().unwrap_or(0);
     let magnitude = mantissa.strip_prefix('-').unwrap_or(mantissa);
@@ -143,6 +142,16 @@ fn write_float(out: &mut String, float: Float) {
     }
 }
 
+/// The shortest digits as `[-]d[.ddd]e[-]xxx`; of two that are equally close, the even ones.
+fn shortest_digits(float: f64) -> String {
+    let shortest = format!("{float:e}");
+    let digits = shortest.bytes().take_while(|b| *b != b'e').filter(u8::is_ascii_digit).count();
+    // Rust breaks ties in `{:e}` upwards, but to even where the number of digits is given. That many digits may round to
+    // a decimal that reads back as the neighbour, where floats below are closer together than above.
+    let rounded = format!("{float:.*e}", digits - 1);
+    if rounded.parse() == Ok(float) { rounded } else { shortest }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -171,6 +180,9 @@ mod tests {
             (2.225_073_858_507_201e-308, "2.225073858507201e-308"),
             (f64::MAX, "1.7976931348623157e+308"),
             (-1234.5, "-1234.5"),
+            // Exactly between two decimals of 17 digits.
+            (222_507_385_850_720.125, "222507385850720.12"),
+            (222_507_385_850_720.375, "222507385850720.38"),
         ] {
             assert_eq!(float_text(value), text);
         }
