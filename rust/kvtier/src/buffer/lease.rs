@@ -122,6 +122,23 @@ impl RowAccess {
         })
     }
 
+    /// Copies the row into `payload`, which has exactly its length.
+    ///
+    /// # Errors
+    /// `Internal` when the lengths differ.
+    pub fn copy_to(&self, payload: &mut [u8]) -> Result<()> {
+        if payload.len() != self.row_bytes() {
+            return Err(wrong_length(payload.len(), self.row_bytes()));
+        }
+        let mut rest = payload;
+        for segment in self.segments() {
+            let (part, tail) = rest.split_at_mut(segment.len());
+            part.copy_from_slice(segment);
+            rest = tail;
+        }
+        Ok(())
+    }
+
     /// Fills the row from `payload`, which has exactly its length and isn't part of the same region.
     ///
     /// # Errors
@@ -132,8 +149,7 @@ impl RowAccess {
             return Err(Error::new(ErrorKind::ReadOnly, "the rows are read-only memory"));
         }
         if payload.len() != lease.row_bytes() {
-            let (got, want) = (payload.len(), lease.row_bytes());
-            return Err(Error::new(ErrorKind::Internal, format!("{got} bytes for a row of {want}")));
+            return Err(wrong_length(payload.len(), lease.row_bytes()));
         }
         let mut rest = payload;
         for (base, len) in lease.segments() {
@@ -158,6 +174,10 @@ impl Drop for RowAccess {
             lease.gate().leave();
         }
     }
+}
+
+fn wrong_length(got: usize, want: usize) -> Error {
+    Error::new(ErrorKind::Internal, format!("{got} bytes for a row of {want}"))
 }
 
 fn over() -> Error {

@@ -66,32 +66,51 @@ impl MemoryStore {
         Self { shelf, namespace: config.namespace.into(), format: config.format, verify: config.verify, io, info }
     }
 
+    /// The stored bytes of a block, whatever they are worth.
+    pub fn stored_bytes(&self, key: BlockKey) -> Option<Arc<[u8]>> {
+        self.get(key)
+    }
+
+    /// Puts other bytes in the place of a block, or none, as damage to a file or its removal would.
+    pub fn replace_bytes(&self, key: BlockKey, bytes: Option<Vec<u8>>) {
+        let mut blocks = self.shelf.lock();
+        match bytes {
+            Some(bytes) => blocks.insert(self.name_of(key), bytes.into()),
+            None => blocks.remove(&self.name_of(key)),
+        };
+    }
+
     fn put(&self, key: BlockKey, row: RowLease) -> Result<Stored> {
+        self.check_writable()?;
+        self.check_row(&row)?;
         let location = Location::default();
-        if self.get(key).is_some() {
+        if self.is_stored(key) {
             return Ok(Stored { location, bytes: 0 });
         }
         let mut block = vec![0; self.format.block_bytes()];
         let (payload, tail) = block.split_at_mut(self.format.payload_bytes());
         let access = row.enter()?;
-        let mut rest = &mut *payload;
-        for segment in access.segments() {
-            let (part, after) = rest.split_at_mut(segment.len());
-            part.copy_from_slice(segment);
-            rest = after;
-        }
+        access.copy_to(payload)?;
         access.leave()?;
         self.format.seal(key, [&*payload], SystemTime::now(), tail);
-        self.shelf.lock().entry(self.name_of(key)).or_insert_with(|| block.into());
+        let mut blocks = self.shelf.lock();
+        let known = blocks.entry(self.name_of(key)).or_default();
+        if known.len() != block.len() {
+            *known = block.into();
+        }
+        drop(blocks);
         Ok(Stored { location, bytes: self.format.payload_bytes() as u64 })
     }
 
     fn fetch(&self, key: BlockKey, row: RowLease) -> Result<Loaded> {
+        self.check_row(&row)?;
         let block = self.get(key).ok_or_else(|| Error::new(ErrorKind::Missing, "no block under that key"))?;
-        let verified = self.format.check_length(block.len() as u64).and_then(|()| {
+        let verified = if block.len() == self.format.block_bytes() {
             let (payload, tail) = block.split_at(self.format.payload_bytes());
             self.format.verify(key, [payload], tail, self.verify)
-        });
+        } else {
+            Err(self.format.wrong_length(block.len() as u64, block.last_chunk()))
+        };
         if let Err(error) = verified {
             if error.kind().is_proof_of_damage() && !self.info.read_only {
                 self.remove_if_same(key, &block);
@@ -102,6 +121,22 @@ impl MemoryStore {
         access.copy_from(&block[..self.format.payload_bytes()])?;
         access.leave()?;
         Ok(Loaded { bytes: self.format.payload_bytes() as u64 })
+    }
+
+    fn check_writable(&self) -> Result<()> {
+        if self.info.read_only { Err(Error::new(ErrorKind::ReadOnly, "the tier was opened read-only")) } else { Ok(()) }
+    }
+
+    fn check_row(&self, row: &RowLease) -> Result<()> {
+        let (found, expected) = (row.row_bytes(), self.info.payload_bytes);
+        if found == expected {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::InvalidInput, format!("a row of {found} bytes for blocks of {expected}")))
+    }
+
+    fn is_stored(&self, key: BlockKey) -> bool {
+        self.get(key).is_some_and(|block| block.len() == self.format.block_bytes())
     }
 
     fn get(&self, key: BlockKey) -> Option<Arc<[u8]>> {
@@ -139,11 +174,9 @@ impl BlockStore for MemoryStore {
     }
 
     fn probe(&self, keys: Vec<BlockKey>, done: Done<Vec<Probed>>) {
-        let block_bytes = self.format.block_bytes();
-        let probed = keys.into_iter().map(|key| match self.get(key) {
-            Some(block) if block.len() == block_bytes => Probed::Present(Location::default()),
-            _ => Probed::Absent,
-        });
+        let probed = keys
+            .into_iter()
+            .map(|key| if self.is_stored(key) { Probed::Present(Location::default()) } else { Probed::Absent });
         done.give(Ok(probed.collect()));
     }
 
@@ -157,6 +190,7 @@ impl BlockStore for MemoryStore {
     }
 
     fn reset(&self) -> Result<()> {
+        self.check_writable()?;
         self.shelf.lock().retain(|(namespace, _), _| *namespace != self.namespace);
         Ok(())
     }

@@ -5,6 +5,7 @@
 //! object) it hands out as an opaque [`Location`].
 
 pub mod faulty;
+pub mod files;
 pub mod memory;
 pub mod url;
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::BlockStore;
+use super::files::{FilesConfig, FilesStore};
 use super::memory::{MemoryConfig, MemoryStore};
 use crate::config::TierConfig;
 use crate::error::{Error, ErrorKind, Result};
@@ -63,7 +64,18 @@ pub fn open(place: &Place, namespace: &Namespace, config: &TierConfig) -> Result
     let io: Arc<dyn IoEngine> = ThreadEngine::start("kvtier-io", config.io_threads)?;
     match place {
         Place::Files(root) => {
-            Err(Error::new(ErrorKind::Unsupported, format!("{}: no files store yet", root.display())))
+            let config = FilesConfig {
+                verify: config.verify,
+                durability: config.durability,
+                direct_io: config.direct_io,
+                read_only: config.read_only,
+                exclusive: config.exclusive,
+                quarantine: config.quarantine,
+                file_mode: config.file_mode,
+                dir_mode: config.dir_mode,
+                ..FilesConfig::new(format_of(namespace))
+            };
+            Ok(Arc::new(FilesStore::open(root, namespace, config, io)?))
         }
         Place::Memory(name) => {
             let config = MemoryConfig {

@@ -1,0 +1,141 @@
+//! Unfinished files, where the file system needs names for them.
+
+use std::os::fd::OwnedFd;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags, fstat, mkdirat, openat, unlinkat};
+use rustix::io::Errno;
+
+use super::locks::{Attempt, try_lock};
+
+/// The directory of unfinished files.
+pub(super) const DIR: &str = ".tmp";
+
+/// A name that no other process, on any host, gives at any time: short, and independent of what it is for.
+pub(super) fn unique_name() -> String {
+    static SEED: LazyLock<u64> = LazyLock::new(|| {
+        use std::hash::BuildHasher;
+        // Keyed by the system's randomness.
+        std::hash::RandomState::new().hash_one(SystemTime::now())
+    });
+    static COUNTER: AtomicU64 = AtomicU64::new(0);
+    // The process id tells a forked child from its parent, with which it shares the seed.
+    format!("{:x}-{:x}-{:x}", *SEED, std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed))
+}
+
+/// A path for a file to be moved aside to, below a directory that has [`DIR`] in it.
+pub(super) fn unique_path() -> String {
+    format!("{DIR}/{}", unique_name())
+}
+
+/// Makes a file in [`DIR`] below `dir`, locked as long as it is open, and returns its path below `dir`.
+pub(super) fn create(
+    dir: &OwnedFd,
+    flags: OFlags,
+    mode: Mode,
+    dir_mode: Mode,
+) -> rustix::io::Result<(OwnedFd, String)> {
+    loop {
+        let path = unique_path();
+        let flags = flags | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let file = match openat(dir, path.as_str(), flags, mode) {
+            Ok(file) => file,
+            Err(Errno::EXIST) => continue,
+            Err(Errno::NOENT) => {
+                make_dir(dir, dir_mode)?;
+                openat(dir, path.as_str(), flags, mode)?
+            }
+            Err(errno) => return Err(errno),
+        };
+        // Between the two calls it looks as if its writer were gone: somebody who tidies up may have it.
+        let locked = try_lock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        if locked != Attempt::Held && fstat(&file)?.st_nlink > 0 {
+            return Ok((file, path));
+        }
+    }
+}
+
+/// Makes [`DIR`] below `dir`, unless it is there.
+pub(super) fn make_dir(dir: &OwnedFd, mode: Mode) -> rustix::io::Result<()> {
+    match mkdirat(dir, DIR, mode) {
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Removes the files in [`DIR`] below `dir` whose writer is gone: those that nobody has locked. Where locks don't work,
+/// those older than `stale_after`, if that is given. Returns how many were removed.
+pub(super) fn remove_stale(dir: &OwnedFd, stale_after: Option<Duration>) -> rustix::io::Result<usize> {
+    let listing = match openat(dir, DIR, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
+        Ok(listing) => listing,
+        Err(Errno::NOENT) => return Ok(0),
+        Err(errno) => return Err(errno),
+    };
+    let mut removed = 0;
+    for entry in Dir::read_from(&listing)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if matches!(name.to_bytes(), b"." | b"..") {
+            continue;
+        }
+        // Another process may tidy up at the same time, and files of other users may be out of reach: go on.
+        if is_stale(&listing, name, stale_after).unwrap_or(false) && unlinkat(&listing, name, AtFlags::empty()).is_ok()
+        {
+            removed += 1;
+        }
+    }
+    Ok(removed)
+}
+
+fn is_stale(dir: &OwnedFd, name: &std::ffi::CStr, stale_after: Option<Duration>) -> rustix::io::Result<bool> {
+    // Some network file systems lock only what is open for writing.
+    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = openat(dir, name, flags, Mode::empty())?;
+    Ok(match try_lock(&file, FlockOperation::NonBlockingLockExclusive)? {
+        Attempt::Locked => true,
+        Attempt::Held => false,
+        Attempt::Unsupported => {
+            let modified =
+                SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(fstat(&file)?.st_mtime).unwrap_or(0));
+            let age = SystemTime::now().duration_since(modified).unwrap_or_default();
+            stale_after.is_some_and(|limit| age > limit)
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MODE: Mode = Mode::RWXU;
+
+    fn scratch() -> (tempfile::TempDir, OwnedFd) {
+        let dir = tempfile::tempdir().unwrap();
+        let fd = rustix::fs::open(dir.path(), OFlags::PATH, Mode::empty()).unwrap();
+        (dir, fd)
+    }
+
+    #[test]
+    fn exactly_what_nobody_holds_is_stale() {
+        let (dir, fd) = scratch();
+        assert_eq!(remove_stale(&fd, None).unwrap(), 0, "no directory yet");
+        let (held, path) = create(&fd, OFlags::WRONLY, MODE, MODE).unwrap();
+        let (gone, _) = create(&fd, OFlags::WRONLY, MODE, MODE).unwrap();
+        drop(gone);
+        std::fs::create_dir(dir.path().join(DIR).join("a directory of somebody's")).unwrap();
+        assert_eq!(remove_stale(&fd, None).unwrap(), 1);
+        assert!(dir.path().join(&path).exists());
+        drop(held);
+        assert_eq!(remove_stale(&fd, None).unwrap(), 1);
+        assert!(dir.path().join(DIR).join("a directory of somebody's").exists());
+    }
+
+    #[test]
+    fn names_are_short_and_differ() {
+        let names: std::collections::HashSet<_> = (0..1000).map(|_| unique_name()).collect();
+        assert_eq!(names.len(), 1000);
+        assert!(names.iter().all(|n| n.len() <= 40));
+    }
+}
