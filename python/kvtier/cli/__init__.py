@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 import kvtier
+from kvtier.cli import identity
 
 app = typer.Typer(
     name="kvtier",
@@ -12,6 +13,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_show_locals=False,  # locals may hold credentials
 )
+
+app.add_typer(identity.app, name="identity")
 
 
 def main() -> None:

@@ -44,7 +44,7 @@ impl fmt::Display for Role {
 pub struct Explanation {
     /// The fact's name.
     pub field: Text,
-    /// Its value as stated; `None` when it is absent.
+    /// Its value as stated; `None` when it has none.
     pub value: Option<Value>,
     /// What it does.
     pub role: Role,
@@ -54,21 +54,15 @@ pub struct Explanation {
     pub note: Option<&'static str>,
 }
 
-const IMPLIED_TRUE: &str = "true is hashed by leaving the field out, as digests older than the field do";
-const IMPLIED_FALSE: &str = "false is hashed by leaving the field out, as digests older than the field do";
-const COLLAPSED_AGNOSTIC: &str =
-    "hashed as 1: rows are stated to be the same bytes under any parallel layout (parallel_agnostic)";
-const COLLAPSED_REPLICATED: &str =
-    "hashed as 1: every rank is stated to hold the same bytes (parallel_agnostic and replicated_layout)";
-const NOT_STATED: &str = "not stated: engines that differ in it share blocks";
-const NOT_IN_VLLM: &str = "the engine's own naming leaves it out: engines that differ in it share blocks";
-const NOT_STATED_IN_VLLM: &str =
-    "stated, but the engine's own naming leaves it out: engines that differ in it share blocks";
-const DIRECT_LAYOUT: &str = "rows are in the engine's direct layout, not in its canonical one";
-const ROW_BYTES_PENDING: &str = "filled in from the rows when a tier opens";
-const ROW_BYTES_ARE_PAYLOAD: &str = "payload_bytes: what of a row is stored, where strides differ between engines";
-const MODEL_ID_STANDS: &str = "model_id: it stands for model_name, which may be a path of one machine";
-const UNKNOWN: &str = "unknown to this version of kvtier, hashed all the same";
+const BY_ABSENCE: &str = "said by leaving the field out, as digests older than the field do";
+const COLLAPSED_AGNOSTIC: &str = "1 in the digest: rows are stated to be the same bytes under any parallel layout";
+const COLLAPSED_REPLICATED: &str = "1 in the digest: every rank is stated to hold the same bytes";
+const NOT_IN_VLLM: &str = "the engine's own naming leaves it out";
+const DIRECT_LAYOUT: &str = "the engine's direct layout is said by leaving the field out";
+const ROW_BYTES_PENDING: &str = "known when a tier opens";
+const ROW_BYTES_ARE_PAYLOAD: &str = "payload_bytes stand for it";
+const MODEL_ID_STANDS: &str = "model_id stands for it";
+const UNKNOWN: &str = "unknown to this version of kvtier";
 
 impl Fields {
     /// What each field of the list does here, and each other one that was found, in the order of the list.
@@ -96,13 +90,13 @@ impl Fields {
                 let why = if replicated { COLLAPSED_REPLICATED } else { COLLAPSED_AGNOSTIC };
                 (Some(one), Role::Collapsed, Some(why))
             }
-            ("parallel_agnostic", None) => (Some(true.into()), Role::Hashed, Some(IMPLIED_TRUE)),
-            ("replicated_layout", None) => (Some(false.into()), Role::Hashed, Some(IMPLIED_FALSE)),
+            ("parallel_agnostic", None) => (Some(true.into()), Role::Hashed, Some(BY_ABSENCE)),
+            ("replicated_layout", None) => (Some(false.into()), Role::Hashed, Some(BY_ABSENCE)),
             (_, Some(value)) => (Some(value), Role::Hashed, None),
-            ("canonical_format", None) => (None, Role::Absent, Some(DIRECT_LAYOUT)),
+            ("canonical_format", None) => (None, Role::Hashed, Some(DIRECT_LAYOUT)),
             (_, None) if self.kind() == NamespaceKind::Vllm => (None, Role::Absent, Some(NOT_IN_VLLM)),
             ("row_bytes", None) => (None, Role::Absent, Some(ROW_BYTES_PENDING)),
-            (_, None) => (None, Role::Absent, Some(NOT_STATED)),
+            (_, None) => (None, Role::Absent, None),
         };
         Explanation { field: field.name.into(), value, role, protects_from: field.protects_from, note }
     }
@@ -131,7 +125,6 @@ impl Identity {
                     if let Some(value) = stated.get(name) {
                         line.value = Some(value.clone());
                         line.role = Role::Unhashed;
-                        line.note = Some(NOT_STATED_IN_VLLM);
                     }
                 }
                 _ => {}
@@ -145,7 +138,7 @@ impl Identity {
             note: Some(if facts.parallel_agnostic {
                 "0 in the path: rows don't depend on the rank"
             } else {
-                "in the path, not in the digest: all ranks share one config.json"
+                "in the path: all ranks share one config.json"
             }),
         });
         explained
@@ -178,10 +171,10 @@ mod tests {
     fn a_collapsed_size_shows_what_was_stated_and_why_it_does_not_matter() {
         let explained = replicated_tp4().explain(NamespaceKind::Kvtier);
         assert_eq!(line(&explained, "tp_size"), (Some(4.into()), Role::Collapsed, COLLAPSED_REPLICATED));
-        assert_eq!(line(&explained, "parallel_agnostic"), (Some(true.into()), Role::Hashed, IMPLIED_TRUE));
+        assert_eq!(line(&explained, "parallel_agnostic"), (Some(true.into()), Role::Hashed, BY_ABSENCE));
         assert_eq!(line(&explained, "rank").1, Role::Collapsed);
         assert_eq!(line(&explained, "row_bytes"), (None, Role::Absent, ROW_BYTES_PENDING));
-        assert_eq!(line(&explained, "model_revision"), (None, Role::Absent, NOT_STATED));
+        assert_eq!(line(&explained, "model_revision"), (None, Role::Absent, ""));
         assert_eq!(line(&explained, "rope").1, Role::Hashed);
     }
 
@@ -199,7 +192,7 @@ mod tests {
         let explained = identity.explain(NamespaceKind::Kvtier);
         assert_eq!(line(&explained, "tp_size"), (Some(4.into()), Role::Hashed, ""));
         assert_eq!(line(&explained, "parallel_agnostic"), (Some(false.into()), Role::Hashed, ""));
-        assert_eq!(line(&explained, "replicated_layout"), (Some(false.into()), Role::Hashed, IMPLIED_FALSE));
+        assert_eq!(line(&explained, "replicated_layout"), (Some(false.into()), Role::Hashed, BY_ABSENCE));
         assert_eq!(line(&explained, "rank").1, Role::Unhashed);
         assert!(explained.iter().all(|line| line.role != Role::Collapsed));
     }
