@@ -38,6 +38,7 @@ pub mod layout;
 pub mod metrics;
 pub mod process;
 pub mod store;
+mod sync;
 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("kvtier supports 64-bit targets only: row and file sizes are used as both u64 and usize");

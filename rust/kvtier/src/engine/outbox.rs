@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::job::JobResult;
@@ -91,7 +91,7 @@ impl Outbox {
             match until {
                 None => self.changed.wait(&mut inner),
                 Some(until) => {
-                    if self.changed.wait_until(&mut inner, until).timed_out() {
+                    if self.changed.wait_until(&mut inner, until) {
                         return reached(&inner);
                     }
                 }

@@ -114,7 +114,7 @@ impl Shared {
         let mut state = self.state.lock();
         while state.queues.under_way() > 0 {
             if let Some(until) = until {
-                if self.ended.wait_until(&mut state, until).timed_out() {
+                if self.ended.wait_until(&mut state, until) {
                     return state.queues.under_way() == 0;
                 }
             } else {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex};
 use rustix::io::{Errno, preadv, pwritev};
 use rustix::process::{Pid, getpid};
 
@@ -126,7 +126,7 @@ impl IoEngine for ThreadEngine {
         let own = usize::from(self.is_own_thread());
         let mut state = self.shared.state.lock();
         while state.threads > own {
-            if self.shared.ended.wait_until(&mut state, deadline).timed_out() {
+            if self.shared.ended.wait_until(&mut state, deadline) {
                 break;
             }
         }

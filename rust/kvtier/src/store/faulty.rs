@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex};
 
 use super::{BlockStore, Done, Loaded, Location, Probed, StoreInfo, Stored};
 use crate::buffer::RowLease;

@@ -7,7 +7,7 @@
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, SystemTime};
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 use super::{BlockStore, Done, Loaded, Location, Probed, StoreInfo, Stored};
 use crate::buffer::RowLease;
