@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, ftruncate, openat};
 use rustix::io::Errno;
 use rustix::system::uname;
