@@ -24,6 +24,7 @@ __all__ = [
     "__version__",
     "canonical_json",
     "check_options",
+    "inspect_root",
 ]
 
 __version__: str
@@ -653,6 +654,14 @@ def check_options(options: dict[str, Any]) -> None:
 
     Raises:
         ConfigError: Lists everything that is wrong with them.
+    """
+
+def inspect_root(url: str) -> dict[str, Any]:
+    """Finds out by trying what the directory at `url` can do, and leaves it as it was; see `kvtier.cli.roots`.
+
+    Raises:
+        ConfigError: It is no directory, or the URL can't be used.
+        StoreUnavailableError: It can't be entered.
     """
 
 @disjoint_base

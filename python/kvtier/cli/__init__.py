@@ -6,6 +6,7 @@ import typer
 
 import kvtier
 from kvtier.cli import identity
+from kvtier.cli.demo import demo
 
 app = typer.Typer(
     name="kvtier",
@@ -14,6 +15,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,  # locals may hold credentials
 )
 
+app.command()(demo)
 app.add_typer(identity.app, name="identity")
 
 

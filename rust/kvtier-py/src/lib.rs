@@ -6,6 +6,7 @@ mod arguments;
 mod array;
 mod buffer;
 mod dlpack;
+mod doctor;
 mod errands;
 mod errors;
 mod faults;
@@ -27,6 +28,8 @@ mod _kvtier {
     use kvtier::metrics::LATENCY_BUCKETS;
     use pyo3::types::{PyDict, PyTuple};
 
+    #[pymodule_export]
+    use super::doctor::inspect_root;
     use super::errors::Result;
     #[pymodule_export]
     use super::faults::Faults;
