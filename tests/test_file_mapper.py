@@ -25,6 +25,9 @@ GROUPS: list[dict[str, Any]] = [
     {"tokens_per_block": 128, "layer_names": ["layers.2.attn"]},
 ]
 
+any_text = st.text(st.characters(exclude_categories=()), max_size=12)
+any_number = st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.booleans() | st.none()
+
 
 def mapper(**changes: Any) -> FileMapper:
     arguments: dict[str, Any] = {
@@ -93,6 +96,60 @@ class TestFileMapper:
         assert mapper(rank=-7).get_file_name(bytes(8)) == f"{mapper().base_path}_r-7/000/00_g0/00000000.bin"
         assert len(mapper(model_name="x" * 10_000).base_path) > 10_000
         assert "\0" in mapper(model_name="a\0b").base_path
+
+    @given(
+        model_name=any_text,
+        tokens_per_hash=any_number,
+        tp_size=any_number,
+        rank=st.integers(),
+        dtype=any_text,
+        groups=st.lists(st.fixed_dictionaries({"tokens_per_block": any_number, "layer_names": st.lists(any_text)})),
+        agnostic=st.booleans(),
+        replicated=st.booleans(),
+        canonical_format=st.none() | any_text,
+    )
+    def test_any_arguments_give_what_the_format_says(
+        self,
+        *,
+        model_name: str,
+        tokens_per_hash: Any,
+        tp_size: Any,
+        rank: int,
+        dtype: str,
+        groups: list[Any],
+        agnostic: bool,
+        replicated: bool,
+        canonical_format: str | None,
+    ) -> None:
+        made = mapper(
+            model_name=model_name,
+            tokens_per_hash=tokens_per_hash,
+            tp_size=tp_size,
+            rank=rank,
+            dtype=dtype,
+            kv_cache_groups=groups,
+            parallel_agnostic=agnostic,
+            replicated_layout=replicated,
+            canonical_format=canonical_format,
+        )
+        fields = {
+            "model_name": model_name,
+            "tokens_per_hash": tokens_per_hash,
+            "blocks_per_file": 1,
+            "tp_size": 1 if agnostic else tp_size,
+            "pp_size": 1,
+            "pcp_size": 1,
+            "dcp_size": 1,
+            "dtype": dtype,
+            "kv_cache_groups": groups,
+            "inference_engine": "vllm",
+            **({} if agnostic else {"parallel_agnostic": False}),
+            **({"replicated_layout": True} if replicated else {}),
+            **({} if canonical_format is None else {"canonical_format": canonical_format}),
+        }
+        assert made.fields == fields
+        assert made.base_path == f"/kv/{model_name.replace('/', '_')}_{digest_of(fields)[:12]}"
+        assert made.rank == (0 if agnostic else rank)
 
     def test_dtypes_are_taken_by_their_text(self) -> None:
         assert mapper(dtype=torch.bfloat16).fields["dtype"] == "torch.bfloat16"
