@@ -2,11 +2,14 @@
 
 import itertools
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import kvtier
+from kvtier.testing import Faults, open_faulty
 
 _names = itertools.count()
 
@@ -24,9 +27,11 @@ def rows() -> kvtier.HostRows:
     return rows
 
 
-@pytest.fixture
-def url() -> str:
-    """A place that no other test has."""
+@pytest.fixture(params=["memory", "file"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A place that no other test has, of each kind."""
+    if request.param == "file":
+        return f"file://{tmp_path}"
     return f"memory://test-{next(_names)}"
 
 
@@ -34,11 +39,12 @@ def url() -> str:
 def open_tier(
     identity: kvtier.Identity, rows: kvtier.HostRows, url: str
 ) -> Iterator[Callable[..., kvtier.TierManager]]:
-    """Opens tiers that are shut down after the test."""
+    """Opens tiers at `url`, with `faults` where they are given, that are shut down after the test."""
     opened = []
 
-    def open_tier(**options: object) -> kvtier.TierManager:
-        tier = kvtier.open(**{"url": url, "identity": identity, "rows": rows, **options})  # type: ignore[arg-type]
+    def open_tier(**options: Any) -> kvtier.TierManager:
+        arguments = {"url": url, "identity": identity, "rows": rows, **options}
+        tier = open_faulty(**arguments) if "faults" in options else kvtier.open(**arguments)
         opened.append(tier)
         return tier
 
@@ -50,3 +56,14 @@ def open_tier(
 @pytest.fixture
 def tier(open_tier: Callable[..., kvtier.TierManager]) -> kvtier.TierManager:
     return open_tier()
+
+
+@pytest.fixture
+def faults() -> Faults:
+    """What goes wrong in `faulty`'s storage."""
+    return Faults()
+
+
+@pytest.fixture
+def faulty(open_tier: Callable[..., kvtier.TierManager], faults: Faults) -> kvtier.TierManager:
+    return open_tier(faults=faults)

@@ -2,19 +2,17 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 import kvtier
-from kvtier.testing import Faults, make_key, open_faulty
+from kvtier.testing import Faults, make_key
 
 
 @pytest.fixture
-def faulty(identity: kvtier.Identity, rows: kvtier.HostRows) -> Iterator[tuple[kvtier.TierManager, Faults]]:
-    faults = Faults()
-    with open_faulty("memory://", faults, identity=identity, rows=rows, io_threads=2) as tier:
-        yield tier, faults
+def url() -> str:
+    return "memory://"
 
 
 def wait_until(reached: Callable[[], object]) -> None:
@@ -30,13 +28,12 @@ def probe(tier: kvtier.TierManager, number: int) -> None:
 
 
 def test_a_warning_of_an_io_thread_reaches_its_logger(
-    faulty: tuple[kvtier.TierManager, Faults], caplog: pytest.LogCaptureFixture
+    faulty: kvtier.TierManager, faults: Faults, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tier, faults = faulty
     faults.inject("probe", "fail", kind="io")
     before = time.time()
-    probe(tier, 1)
-    tier.get_finished_jobs()
+    probe(faulty, 1)
+    faulty.get_finished_jobs()
     (record,) = caplog.records
     assert record.name == "kvtier.engine"
     assert record.levelno == logging.WARNING
@@ -46,52 +43,49 @@ def test_a_warning_of_an_io_thread_reaches_its_logger(
 
 
 def test_io_threads_do_not_wait_for_the_interpreter(
-    faulty: tuple[kvtier.TierManager, Faults], caplog: pytest.LogCaptureFixture
+    faulty: kvtier.TierManager, faults: Faults, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tier, faults = faulty
     faults.inject("store", "panic", times=50)
-    tier.submit_store(1, [make_key(i) for i in range(50)], range(50))
+    faulty.submit_store(1, [make_key(i) for i in range(50)], range(50))
     until = time.monotonic() + 60
     while faults.pending:  # this thread holds the interpreter's lock all the time, but for the instant of a switch
         assert time.monotonic() < until
 
     def all_came() -> bool:
-        tier.get_finished_jobs()
+        faulty.get_finished_jobs()
         return sum(record.levelno == logging.ERROR for record in caplog.records) == 50
 
     wait_until(all_came)
 
 
-def test_levels_follow_python(faulty: tuple[kvtier.TierManager, Faults], caplog: pytest.LogCaptureFixture) -> None:
-    tier, faults = faulty
+def test_levels_follow_python(faulty: kvtier.TierManager, faults: Faults, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "kvtier")
     time.sleep(1.1)
-    tier.get_finished_jobs()
+    faulty.get_finished_jobs()
     faults.inject("probe", "fail", kind="io")
-    probe(tier, 1)
-    tier.get_finished_jobs()
+    probe(faulty, 1)
+    faulty.get_finished_jobs()
     assert caplog.records == []
     caplog.set_level(logging.WARNING, "kvtier")
     time.sleep(1.1)
-    tier.get_finished_jobs()
+    faulty.get_finished_jobs()
     faults.inject("probe", "fail", kind="io")
-    probe(tier, 2)
-    tier.get_finished_jobs()
+    probe(faulty, 2)
+    faulty.get_finished_jobs()
     assert len(caplog.records) == 1
 
 
 def test_more_records_than_may_wait_are_counted(
-    faulty: tuple[kvtier.TierManager, Faults], caplog: pytest.LogCaptureFixture
+    faulty: kvtier.TierManager, faults: Faults, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tier, faults = faulty
     faults.inject("store", "panic", times=64 * 20)
     keys = [make_key(i) for i in range(64 * 20)]
-    tier.submit_store(1, keys, [i % 64 for i in range(len(keys))])
+    faulty.submit_store(1, keys, [i % 64 for i in range(len(keys))])
     wait_until(lambda: not faults.pending)
     assert caplog.records == []
 
     def all_are_accounted_for() -> bool:
-        tier.get_finished_jobs()
+        faulty.get_finished_jobs()
         messages = [record.getMessage() for record in caplog.records]
         lost = [message for message in messages if "were dropped" in message]
         return len(messages) - len(lost) + sum(int(message.split()[0]) for message in lost) == len(keys)
@@ -100,31 +94,29 @@ def test_more_records_than_may_wait_are_counted(
     assert len(caplog.records) < len(keys)
 
 
-def test_a_handler_may_use_the_tier(faulty: tuple[kvtier.TierManager, Faults]) -> None:
-    tier, faults = faulty
+def test_a_handler_may_use_the_tier(faulty: kvtier.TierManager, faults: Faults) -> None:
     seen: list[str] = []
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            tier.lookup(make_key(5))
+            faulty.lookup(make_key(5))
             seen.append(record.getMessage())
 
     handler = Handler()
     logging.getLogger("kvtier").addHandler(handler)
     try:
         faults.inject("probe", "fail", kind="io", times=2)
-        probe(tier, 1)
-        probe(tier, 2)
-        tier.get_finished_jobs()
+        probe(faulty, 1)
+        probe(faulty, 2)
+        faulty.get_finished_jobs()
     finally:
         logging.getLogger("kvtier").removeHandler(handler)
     assert len(seen) == 2
 
 
 def test_a_handler_that_fails_harms_nobody(
-    faulty: tuple[kvtier.TierManager, Faults], monkeypatch: pytest.MonkeyPatch
+    faulty: kvtier.TierManager, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tier, faults = faulty
     reported: list[object] = []
     monkeypatch.setattr("sys.unraisablehook", reported.append)
 
@@ -136,8 +128,8 @@ def test_a_handler_that_fails_harms_nobody(
     logging.getLogger("kvtier.engine").addFilter(broken)
     try:
         faults.inject("probe", "fail", kind="io")
-        probe(tier, 1)
-        tier.get_finished_jobs()
+        probe(faulty, 1)
+        faulty.get_finished_jobs()
     finally:
         logging.getLogger("kvtier.engine").removeFilter(broken)
     assert len(reported) == 1

@@ -17,7 +17,7 @@ import torch
 
 import kvtier
 from kvtier import Lookup
-from kvtier.testing import Faults, make_key, open_faulty
+from kvtier.testing import Faults, make_key
 
 OpenTier = Callable[..., kvtier.TierManager]
 KEYS = [make_key(i) for i in range(64)]
@@ -121,11 +121,9 @@ class TestJobs:
         finish(tier)
         assert np.asarray(rows)[10:12, 0].tolist() == [3, 4]
 
-    @pytest.mark.parametrize(
-        "keys", [KEYS[:2], tuple(KEYS[:2]), dict.fromkeys(KEYS[:2]), iter(KEYS[:2])], ids=class_name
-    )
-    def test_keys_are_any_iterable(self, tier: kvtier.TierManager, keys: Any) -> None:
-        tier.submit_store(1, keys, [0, 1])
+    @pytest.mark.parametrize("make", [list, tuple, dict.fromkeys, iter])
+    def test_keys_are_any_iterable(self, tier: kvtier.TierManager, make: Callable[[list[bytes]], Any]) -> None:
+        tier.submit_store(1, make(KEYS[:2]), [0, 1])
         assert finish(tier)[0].successful_keys == tuple(KEYS[:2])
 
     @pytest.mark.parametrize("length", [7, 68])
@@ -201,33 +199,29 @@ class TestLookups:
         tier.lookup(KEYS[0], ("a", 1))
         assert tier.stats().open_requests == 1
 
-    def test_a_failed_load_turns_the_verdict_to_miss(self, identity: kvtier.Identity, rows: kvtier.HostRows) -> None:
-        faults = Faults()
-        with open_faulty("memory://", faults, identity=identity, rows=rows) as tier:
-            tier.submit_store(1, KEYS[:1], [0])
-            finish(tier)
-            assert tier.lookup(KEYS[0], "request") is Lookup.HIT
-            faults.inject("load", "fail", kind="io")
-            tier.submit_load(2, KEYS[:1], [1])
-            assert finish(tier)[0].failures[KEYS[0]].kind == "io"
-            assert tier.lookup(KEYS[0], "request") is Lookup.MISS
+    def test_a_failed_load_turns_the_verdict_to_miss(self, faulty: kvtier.TierManager, faults: Faults) -> None:
+        faulty.submit_store(1, KEYS[:1], [0])
+        finish(faulty)
+        assert faulty.lookup(KEYS[0], "request") is Lookup.HIT
+        faults.inject("load", "fail", kind="io")
+        faulty.submit_load(2, KEYS[:1], [1])
+        assert finish(faulty)[0].failures[KEYS[0]].kind == "io"
+        assert faulty.lookup(KEYS[0], "request") is Lookup.MISS
 
 
 class TestWaiting:
-    def test_for_one_job(self, identity: kvtier.Identity, rows: kvtier.HostRows) -> None:
-        faults = Faults()
-        with open_faulty("memory://", faults, identity=identity, rows=rows) as tier:
-            faults.inject("store", "stall", key=KEYS[0])
-            tier.submit_store(1, KEYS[:1], [0])
-            tier.submit_store(2, KEYS[1:2], [1])
-            assert tier.wait(2, timeout=30)
-            started = time.monotonic()
-            assert not tier.wait(1, timeout=0.2)
-            assert not tier.drain_jobs(timeout=0)
-            assert 0.2 <= time.monotonic() - started < 5
-            faults.release()
-            assert tier.wait(1)
-            assert tier.drain_jobs()
+    def test_for_one_job(self, faulty: kvtier.TierManager, faults: Faults) -> None:
+        faults.inject("store", "stall", key=KEYS[0])
+        faulty.submit_store(1, KEYS[:1], [0])
+        faulty.submit_store(2, KEYS[1:2], [1])
+        assert faulty.wait(2, timeout=30)
+        started = time.monotonic()
+        assert not faulty.wait(1, timeout=0.2)
+        assert not faulty.drain_jobs(timeout=0)
+        assert 0.2 <= time.monotonic() - started < 5
+        faults.release()
+        assert faulty.wait(1)
+        assert faulty.drain_jobs()
 
     def test_for_an_unknown_job(self, tier: kvtier.TierManager) -> None:
         with pytest.raises(kvtier.InvalidInputError, match="no job 7 is open"):
@@ -255,27 +249,23 @@ class TestWaiting:
         assert [result.job_id for result in asyncio.run(store())] == [1]
 
     @pytest.mark.parametrize("waiting", ["wait", "drain_jobs"])
-    def test_ctrl_c_ends_it(self, identity: kvtier.Identity, rows: kvtier.HostRows, waiting: str) -> None:
-        faults = Faults()
+    def test_ctrl_c_ends_it(self, faulty: kvtier.TierManager, faults: Faults, waiting: str) -> None:
         faults.inject("store", "stall")
-        with open_faulty("memory://", faults, identity=identity, rows=rows) as tier:
-            tier.submit_store(1, KEYS[:1], [0])
-            main = threading.main_thread().ident
-            assert main is not None
-            interrupt = threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT))
-            interrupt.start()
-            with pytest.raises(KeyboardInterrupt):
-                getattr(tier, waiting)()
-            faults.release()
-            assert tier.drain_jobs(timeout=30)
+        faulty.submit_store(1, KEYS[:1], [0])
+        main = threading.main_thread().ident
+        assert main is not None
+        interrupt = threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT))
+        interrupt.start()
+        with pytest.raises(KeyboardInterrupt):
+            getattr(faulty, waiting)()
+        faults.release()
+        assert faulty.drain_jobs(timeout=30)
 
-    def test_others_run_meanwhile(self, identity: kvtier.Identity, rows: kvtier.HostRows) -> None:
-        faults = Faults()
+    def test_others_run_meanwhile(self, faulty: kvtier.TierManager, faults: Faults) -> None:
         faults.inject("store", "stall")
-        with open_faulty("memory://", faults, identity=identity, rows=rows) as tier:
-            tier.submit_store(1, KEYS[:1], [0])
-            threading.Timer(0.1, faults.release).start()
-            assert tier.wait(1), "the timer's thread got the interpreter"
+        faulty.submit_store(1, KEYS[:1], [0])
+        threading.Timer(0.1, faults.release).start()
+        assert faulty.wait(1), "the timer's thread got the interpreter"
 
 
 class TestEnds:
@@ -310,10 +300,9 @@ class TestEnds:
         tier.release("request")
         assert "closed" in repr(tier)
 
-    def test_what_waits_fails_with_its_reason(self, identity: kvtier.Identity, rows: kvtier.HostRows) -> None:
-        faults = Faults()
+    def test_what_waits_fails_with_its_reason(self, open_tier: OpenTier, faults: Faults) -> None:
         faults.inject("store", "stall", times=1000)
-        tier = open_faulty("memory://", faults, identity=identity, rows=rows, max_inflight_ops=1)
+        tier = open_tier(faults=faults, max_inflight_ops=1)
         for job_id in range(10):
             tier.submit_store(job_id, KEYS, range(64))
         threading.Timer(0.2, faults.release).start()
@@ -322,12 +311,9 @@ class TestEnds:
         assert [result.job_id for result in results] == list(range(10))
         assert {error.kind for result in results for error in result.failures.values()} == {"shutdown"}
 
-    def test_shutdown_says_when_the_storage_keeps_the_rows(
-        self, identity: kvtier.Identity, rows: kvtier.HostRows
-    ) -> None:
-        faults = Faults()
+    def test_shutdown_says_when_the_storage_keeps_the_rows(self, open_tier: OpenTier, faults: Faults) -> None:
         faults.inject("load", "stall_in_row")
-        tier = open_faulty("memory://", faults, identity=identity, rows=rows)
+        tier = open_tier(faults=faults)
         tier.submit_store(1, KEYS[:1], [0])
         finish(tier)
         tier.submit_load(2, KEYS[:1], [1])
@@ -338,17 +324,18 @@ class TestEnds:
         faults.release()
         assert finish(tier)[0].job_id == 2
 
-    def test_rows_held_by_a_stuck_operation_are_released_on_a_python_thread(self, identity: kvtier.Identity) -> None:
+    def test_rows_held_by_a_stuck_operation_are_released_on_a_python_thread(
+        self, open_tier: OpenTier, faults: Faults
+    ) -> None:
         released_on: list[str] = []
 
         class Memory(bytearray):
             def __del__(self) -> None:
                 released_on.append(threading.current_thread().name)
 
-        faults = Faults()
         faults.inject("store", "stall")
         rows = kvtier._kvtier.Rows(Memory(8 * 4096), 4096)
-        tier = open_faulty("memory://", faults, identity=identity, rows=rows)
+        tier = open_tier(faults=faults, rows=rows)
         del rows
         tier.submit_store(1, KEYS[:1], [0])
         while not faults.stalled:
@@ -368,10 +355,10 @@ class TestEnds:
             assert not tier.closed
         assert tier.closed
 
-    def test_dropping_a_tier_with_jobs_in_flight(self, identity: kvtier.Identity) -> None:
+    def test_dropping_a_tier_with_jobs_in_flight(self, identity: kvtier.Identity, url: str) -> None:
         memory = np.ones((64, 4096), "u1")
         gone = weakref.ref(memory)
-        tier = kvtier.open("memory://", identity=identity, rows=memory)
+        tier = kvtier.open(url, identity=identity, rows=memory)
         for job_id in range(100):
             tier.submit_store(job_id, KEYS, range(64))
         del memory, tier
@@ -407,17 +394,18 @@ class TestEnds:
 
 
 class TestEventsAndStats:
-    def test_events_name_blocks_and_reasons(self, identity: kvtier.Identity, rows: kvtier.HostRows) -> None:
-        faults = Faults()
-        with open_faulty("memory://", faults, identity=identity, rows=rows) as tier:
-            tier.submit_store(1, KEYS[:2], [0, 1])
-            finish(tier)
-            faults.inject("load", "fail", key=KEYS[1], kind="checksum")
-            tier.submit_load(2, KEYS[:2], [2, 3])
-            finish(tier)
-            stored, removed = tier.take_events()[:2], tier.take_events()
-        assert {event.key for event in stored if event.kind == "stored"} == set(KEYS[:2])
-        assert removed == [] or removed[0].kind == "removed"
+    def test_events_name_blocks_and_reasons(self, faulty: kvtier.TierManager, faults: Faults) -> None:
+        faulty.submit_store(1, KEYS[:2], [0, 1])
+        finish(faulty)
+        assert {(event.kind, event.key, event.reason) for event in faulty.take_events()} == {
+            ("stored", KEYS[0], None),
+            ("stored", KEYS[1], None),
+        }
+        faults.inject("load", "fail", key=KEYS[1], kind="checksum")
+        faulty.submit_load(2, KEYS[:2], [2, 3])
+        finish(faulty)
+        assert faulty.take_events() == [kvtier.Event("removed", KEYS[1], "checksum")]
+        assert faulty.take_events() == []
 
     def test_stats_count(self, tier: kvtier.TierManager) -> None:
         tier.submit_store(1, KEYS[:4], range(4))
@@ -533,14 +521,12 @@ class TestRefusals:
         tier = open_tier(identity=identity, rows=bytearray(8192))
         assert (tier.num_rows, tier.row_bytes) == (8, 1024)
 
-    def test_a_defect_is_an_ordinary_failure(self, identity: kvtier.Identity, rows: kvtier.HostRows) -> None:
-        faults = Faults()
+    def test_a_defect_is_an_ordinary_failure(self, faulty: kvtier.TierManager, faults: Faults) -> None:
         faults.inject("store", "panic")
         faults.inject("store", "lose")
-        with open_faulty("memory://", faults, identity=identity, rows=rows) as tier:
-            tier.submit_store(1, KEYS[:4], range(4))
-            (result,) = finish(tier)
-            assert sorted(error.kind for error in result.failures.values()) == ["internal", "internal"]
-            assert len(result.successful_keys) == 2
-            tier.submit_store(2, KEYS[:4], range(4))
-            assert finish(tier)[0].success
+        faulty.submit_store(1, KEYS[:4], range(4))
+        (result,) = finish(faulty)
+        assert sorted(error.kind for error in result.failures.values()) == ["internal", "internal"]
+        assert len(result.successful_keys) == 2
+        faulty.submit_store(2, KEYS[:4], range(4))
+        assert finish(faulty)[0].success

@@ -103,7 +103,7 @@ def _shut_down_all() -> None:
     """At the interpreter's exit: the youngest first, as with nested `with` blocks."""
     for tier in reversed(list(_open_tiers.values())):
         try:
-            tier.shutdown()
+            tier.shutdown(EXIT_TIMEOUT)
         except KvTierError as error:
             _log.warning("shutting down %r at exit: %s", tier, error)
 

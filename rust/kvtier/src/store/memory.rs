@@ -20,7 +20,8 @@ use crate::layout::BlockKey;
 /// Blocks of all namespaces under one name: by namespace directory and key.
 type Shelf = Mutex<Map<(Arc<str>, BlockKey), Arc<[u8]>>>;
 
-static SHELVES: LazyLock<Mutex<Map<String, Arc<Shelf>>>> = LazyLock::new(Mutex::default);
+/// By process as well: a forked child begins with none, since a thread that it doesn't have may hold the lock of one.
+static SHELVES: LazyLock<Mutex<Map<(u32, String), Arc<Shelf>>>> = LazyLock::new(Mutex::default);
 
 /// The store; see the [module](self).
 pub struct MemoryStore {
@@ -52,7 +53,7 @@ impl MemoryStore {
     pub fn open(config: MemoryConfig, io: Arc<dyn IoEngine>) -> Self {
         let place = format!("memory://{}", config.name.as_deref().unwrap_or_default());
         let shelf = match config.name {
-            Some(name) => Arc::clone(SHELVES.lock().entry(name).or_default()),
+            Some(name) => Arc::clone(SHELVES.lock().entry((std::process::id(), name)).or_default()),
             None => Arc::default(),
         };
         let info = StoreInfo {
