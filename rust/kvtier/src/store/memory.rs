@@ -20,8 +20,11 @@ use crate::layout::BlockKey;
 /// Blocks of all namespaces under one name: by namespace directory and key.
 type Shelf = Mutex<Map<(Arc<str>, BlockKey), Arc<[u8]>>>;
 
-/// By process as well: a forked child begins with none, since a thread that it doesn't have may hold the lock of one.
-static SHELVES: LazyLock<Mutex<Map<(u32, String), Arc<Shelf>>>> = LazyLock::new(Mutex::default);
+/// The named shelves, by process as well: a forked child begins with none, since a thread that it doesn't have may hold
+/// the lock of one.
+type Shelves = Map<(u32, String), Arc<Shelf>>;
+
+static SHELVES: LazyLock<Mutex<Shelves>> = LazyLock::new(Mutex::default);
 
 /// The store; see the [module](self).
 pub struct MemoryStore {
