@@ -170,7 +170,7 @@ fn mismatch(differences: &[Difference]) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::identity::{Facts, Identity, Namespace};
+    use crate::identity::{Facts, Identity, MAX_DEPTH, Namespace};
 
     fn namespace(tp_size: u64, kind: NamespaceKind) -> Namespace {
         let facts = Facts { tp_size, row_bytes: Some(4096), ..Facts::new("org/m", 16, "bfloat16") };
@@ -244,6 +244,15 @@ mod tests {
             panic!("a difference expected")
         };
         assert!(error.message().ends_with("rope is null on storage, (absent) here"), "{error}");
+    }
+
+    #[test]
+    fn the_deepest_value_still_makes_a_readable_file() {
+        let deep = "[".repeat(MAX_DEPTH) + &"]".repeat(MAX_DEPTH);
+        let rope = Some(Value::from_json(deep.as_bytes()).unwrap());
+        let facts = Facts { rope, row_bytes: Some(4096), ..Facts::new("m", 16, "bfloat16") };
+        let namespace = Namespace::new(&Identity::new(facts).unwrap(), NamespaceKind::Kvtier).unwrap();
+        assert!(is_same(&namespace.check_config(namespace.config_text().as_bytes())));
     }
 
     #[test]

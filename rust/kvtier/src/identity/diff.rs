@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use super::fields::Fields;
+use super::text::Text;
 use super::value::Value;
 
 /// Longest value that is shown whole, in characters.
@@ -46,7 +47,7 @@ impl Fields {
         let mut found = Vec::new();
         let names = self.iter().chain(other.iter().filter(|(name, _)| !self.as_map().contains_key(*name)));
         for (name, _) in names {
-            walk(name.to_string(), self.as_map().get(name), other.as_map().get(name), &mut found);
+            walk(step(name), self.as_map().get(name), other.as_map().get(name), &mut found);
         }
         found
     }
@@ -57,7 +58,7 @@ fn walk(field: String, left: Option<&Value>, right: Option<&Value>, found: &mut 
     match (left, right) {
         (Some(Value::Map(l)), Some(Value::Map(r))) => {
             for key in l.keys().chain(r.keys()).collect::<BTreeSet<_>>() {
-                walk(format!("{field}.{key}"), l.get(key), r.get(key), found);
+                walk(format!("{field}.{}", step(key)), l.get(key), r.get(key), found);
             }
         }
         (Some(Value::List(l)), Some(Value::List(r))) if l.len() == r.len() => {
@@ -67,6 +68,16 @@ fn walk(field: String, left: Option<&Value>, right: Option<&Value>, found: &mut 
         }
         _ if spelled(left) == spelled(right) => {}
         _ => found.push(Difference { field, left: left.cloned(), right: right.cloned() }),
+    }
+}
+
+/// A key as it stands, or as JSON where it could be taken for something else or break a line of a log.
+fn step(key: &Text) -> String {
+    match key.as_str() {
+        Some(plain) if !plain.is_empty() && plain.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') => {
+            plain.into()
+        }
+        _ => Value::from(key.clone()).to_canonical_json(),
     }
 }
 
@@ -90,7 +101,7 @@ fn shown(value: Option<&Value>) -> String {
 mod tests {
     use super::*;
     use crate::identity::value::Float;
-    use crate::identity::{Facts, Group, Identity, NamespaceKind, Text};
+    use crate::identity::{Facts, Group, Identity, NamespaceKind};
 
     fn fields_of(facts: Facts) -> Fields {
         Identity::new(facts).unwrap().fields(NamespaceKind::Kvtier)
@@ -135,6 +146,15 @@ mod tests {
                 "rope.factor: 2 | 1.5",
                 "rope.type: \"yarn\" | (absent)"
             ]
+        );
+    }
+
+    #[test]
+    fn keys_that_are_no_words_are_quoted() {
+        let with = |key: &str| Facts { rope: Some(Value::from([(key, 1)])), ..base() };
+        assert_eq!(
+            shown_diff(with("a\nb"), with("é")),
+            ["rope.\"a\\nb\": 1 | (absent)", "rope.\"\\u00e9\": (absent) | 1"]
         );
     }
 

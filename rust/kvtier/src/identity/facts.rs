@@ -194,7 +194,7 @@ impl Identity {
 
     /// Whether these facts are enough for a namespace of this kind: the `kvtier` kind wants the dtype resolved.
     pub fn check_kind(&self, kind: NamespaceKind) -> Result<()> {
-        let dtype = &self.facts.dtype;
+        let dtype = resolved_name(&self.facts.dtype);
         let unresolved = matches!(dtype.to_string_lossy().trim().to_lowercase().as_str(), "" | "auto" | "none");
         if kind == NamespaceKind::Kvtier && unresolved {
             return Err(Error::new(
@@ -383,7 +383,7 @@ mod tests {
 
     #[test]
     fn an_unresolved_dtype_is_refused_in_the_kvtier_kind() {
-        for dtype in ["auto", "AUTO", " auto ", "", " ", "None"] {
+        for dtype in ["auto", "AUTO", " auto ", "", " ", "None", "torch.", "torch.auto"] {
             let identity = Identity::new(Facts { dtype: dtype.into(), ..base() }).unwrap();
             let error = identity.fingerprint(NamespaceKind::Kvtier).unwrap_err();
             assert!(error.message().contains("resolve"), "{error}");

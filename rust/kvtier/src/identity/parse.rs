@@ -9,12 +9,15 @@ use super::text::Text;
 use super::value::{Float, Int, MAX_DEPTH, Value};
 use crate::error::{Error, ErrorKind, Result};
 
+/// Levels of nesting that are read: a `config.json` holds the deepest value below `fields` and the field's name.
+const MAX_DEPTH_READ: usize = MAX_DEPTH + 2;
+
 impl Value {
     /// Reads one JSON text (RFC 8259, UTF-8) and nothing after it but blanks.
     ///
     /// Integers stay exact at any size, `1` and `1.0` stay different, and escaped lone surrogates survive. Refused, with
-    /// line and column: a key given twice, `NaN` and the infinities, numbers beyond the floats, nesting deeper than
-    /// [`MAX_DEPTH`].
+    /// line and column: a key given twice, `NaN` and the infinities, numbers beyond the floats, nesting deeper than what a
+    /// `config.json` with a value of [`MAX_DEPTH`] has.
     pub fn from_json(text: &[u8]) -> Result<Self> {
         let mut parser = Parser { text, at: 0 };
         let value = parser.value(0)?;
@@ -32,8 +35,8 @@ impl Parser<'_> {
     fn value(&mut self, depth: usize) -> Result<Value> {
         self.skip_blanks();
         match self.peek() {
-            Some(b'{' | b'[') if depth == MAX_DEPTH => {
-                Err(self.error(&format!("nested deeper than {MAX_DEPTH} levels")))
+            Some(b'{' | b'[') if depth == MAX_DEPTH_READ => {
+                Err(self.error(&format!("nested deeper than {MAX_DEPTH_READ} levels")))
             }
             Some(b'{') => self.map(depth + 1),
             Some(b'[') => self.list(depth + 1),
@@ -316,9 +319,9 @@ mod tests {
     #[test]
     fn deep_nesting_is_an_error_not_a_stack_overflow() {
         let nested = |levels: usize| "[".repeat(levels) + &"]".repeat(levels);
-        let deepest = parse(&nested(MAX_DEPTH)).unwrap();
-        assert_eq!(deepest.to_canonical_json(), nested(MAX_DEPTH));
-        assert!(parse(&nested(MAX_DEPTH + 1)).unwrap_err().message().contains("nested deeper than 1000 levels"));
+        let deepest = parse(&nested(MAX_DEPTH_READ)).unwrap();
+        assert_eq!(deepest.to_canonical_json(), nested(MAX_DEPTH_READ));
+        assert!(parse(&nested(MAX_DEPTH_READ + 1)).unwrap_err().message().contains("nested deeper than 1002 levels"));
         assert!(parse(&"{\"a\":".repeat(1_000_000)).is_err());
     }
 }
