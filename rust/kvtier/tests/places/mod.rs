@@ -86,7 +86,12 @@ impl Harness {
     }
 
     pub fn over(place: &dyn Place, open: &Open, region: &Arc<Region>) -> Self {
-        let harness = Self { store: place.open(open), region: Arc::clone(region) };
+        Self::with(place.open(open), region)
+    }
+
+    /// Rows that are filled with their blocks.
+    pub fn with(store: Arc<dyn BlockStore>, region: &Arc<Region>) -> Self {
+        let harness = Self { store, region: Arc::clone(region) };
         (0..region.num_rows()).for_each(|n| harness.fill(n));
         harness
     }

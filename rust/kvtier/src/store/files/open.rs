@@ -35,8 +35,7 @@ impl FilesStore {
         } else {
             open_for_storing(&root, namespace, &config)
         };
-        let opened =
-            opened.map_err(|e| e.with("root", root.path().display()).with("namespace", namespace.base_dir()))?;
+        let opened = opened.map_err(|e| explained(e, &root, namespace, &config))?;
         let direct = choose_direct_io(&config, opened.direct)?;
         let format = &config.format;
         let depth = io.depth();
@@ -60,6 +59,13 @@ impl FilesStore {
         }
         Ok(Self { files, sweep })
     }
+}
+
+/// Adds where it was, and what helps.
+fn explained(error: Error, root: &Root, namespace: &Namespace, config: &FilesConfig) -> Error {
+    let hint = error.kind() == ErrorKind::Permission && !config.read_only;
+    let error = error.with("root", root.path().display()).with("namespace", namespace.base_dir());
+    if hint { error.with("hint", "a root that can't be written can be opened with read_only=True") } else { error }
 }
 
 struct Opened {

@@ -99,7 +99,7 @@ impl Root {
     /// `Config` when it has no way of publishing, `Permission` when it can't be written.
     pub(super) fn try_out(&self, dir: &Arc<OwnedFd>) -> Result<Abilities> {
         let place = || self.path.display().to_string();
-        let (publishing, sample) = Publishing::find(dir).map_err(|e| e.with("path", self.path.display()))?;
+        let (publishing, sample) = Publishing::find(dir)?;
         match sample {
             Some(file) => Ok(Abilities {
                 publishing,
@@ -140,12 +140,7 @@ impl Root {
     }
 
     fn failed(&self, what: &str, errno: Errno) -> Error {
-        let error = Error::from_io(what, errno.into()).with("path", self.path.display());
-        match errno {
-            Errno::ROFS => error.with("hint", "the file system is read-only; open the tier with read_only=True"),
-            Errno::ACCESS | Errno::PERM => error.with("hint", "the root must be writable, unless read_only=True"),
-            _ => error,
-        }
+        Error::from_io(what, errno.into()).with("path", self.path.display())
     }
 }
 

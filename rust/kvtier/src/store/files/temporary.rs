@@ -1,5 +1,6 @@
 //! Unfinished files, where the file system needs names for them.
 
+use std::ffi::CStr;
 use std::os::fd::OwnedFd;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -81,28 +82,32 @@ pub(super) fn remove_stale(dir: &OwnedFd, stale_after: Option<Duration>) -> rust
             continue;
         }
         // Another process may tidy up at the same time, and files of other users may be out of reach: go on.
-        if is_stale(&listing, name, stale_after).unwrap_or(false) && unlinkat(&listing, name, AtFlags::empty()).is_ok()
-        {
+        if remove_if_stale(&listing, name, stale_after).unwrap_or(false) {
             removed += 1;
         }
     }
     Ok(removed)
 }
 
-fn is_stale(dir: &OwnedFd, name: &std::ffi::CStr, stale_after: Option<Duration>) -> rustix::io::Result<bool> {
+fn remove_if_stale(dir: &OwnedFd, name: &CStr, stale_after: Option<Duration>) -> rustix::io::Result<bool> {
     // Some network file systems lock only what is open for writing.
     let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = openat(dir, name, flags, Mode::empty())?;
-    Ok(match try_lock(&file, FlockOperation::NonBlockingLockExclusive)? {
+    let stale = match try_lock(&file, FlockOperation::NonBlockingLockExclusive)? {
         Attempt::Locked => true,
         Attempt::Held => false,
-        Attempt::Unsupported => {
-            let modified =
-                SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(fstat(&file)?.st_mtime).unwrap_or(0));
-            let age = SystemTime::now().duration_since(modified).unwrap_or_default();
-            stale_after.is_some_and(|limit| age > limit)
-        }
-    })
+        Attempt::Unsupported => stale_after.is_some_and(|limit| age(&file) > limit),
+    };
+    if stale {
+        // Under the lock: a writer that has just made the file and not locked it yet sees that it is taken.
+        unlinkat(dir, name, AtFlags::empty())?;
+    }
+    Ok(stale)
+}
+
+fn age(file: &OwnedFd) -> Duration {
+    let modified = fstat(file).ok().and_then(|stat| u64::try_from(stat.st_mtime).ok()).unwrap_or_default();
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH + Duration::from_secs(modified)).unwrap_or_default()
 }
 
 #[cfg(test)]

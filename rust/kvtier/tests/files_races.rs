@@ -1,0 +1,422 @@
+//! What a files store does when the world changes in the middle of an operation: files that are replaced, devices that
+//! fail, jobs that run out of time, namespaces that are reset. Each moment is chosen, not hoped for.
+
+#![allow(clippy::unwrap_used, reason = "a step of a test that fails is a failed test")]
+
+mod places;
+
+use std::collections::VecDeque;
+use std::fs;
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use kvtier::buffer::{Expiry, Gate, HostRows, Region, RowLease};
+use kvtier::error::{ErrorKind, Result};
+use kvtier::io::{Completion, IoEngine, Task, ThreadEngine, Transfer, Transferred};
+use kvtier::store::Probed;
+use kvtier::store::files::{FilesConfig, FilesStore, Publishing};
+use places::{FilesPlace, Harness, Open, Place, key};
+
+type Before = Box<dyn FnOnce() + Send>;
+type Event = Box<dyn FnOnce(&mut Transferred) + Send>;
+
+/// Threads, what happens before a transfer, and what happens after each, before its completion is told.
+struct EventfulIo {
+    threads: Arc<ThreadEngine>,
+    before: Arc<Mutex<Option<Before>>>,
+    events: Arc<Mutex<VecDeque<Event>>>,
+}
+
+impl IoEngine for EventfulIo {
+    fn name(&self) -> &'static str {
+        "eventful"
+    }
+
+    fn depth(&self) -> usize {
+        self.threads.depth()
+    }
+
+    fn spawn(&self, task: Task) {
+        self.threads.spawn(task);
+    }
+
+    fn submit(&self, transfer: Transfer, done: Completion) {
+        let before = self.before.lock().unwrap().take();
+        if let Some(before) = before {
+            before();
+        }
+        let events = Arc::clone(&self.events);
+        let eventful = move |mut ended: Transferred| {
+            let event = events.lock().unwrap().pop_front();
+            if let Some(event) = event {
+                event(&mut ended);
+            }
+            done(ended);
+        };
+        self.threads.submit(transfer, Box::new(eventful));
+    }
+
+    fn register(&self, _: &Arc<Region>) -> Result<()> {
+        Ok(())
+    }
+
+    fn stop(&self, timeout: Duration) -> usize {
+        self.threads.stop(timeout)
+    }
+}
+
+/// A files store on which events can be scheduled.
+struct Stage {
+    place: FilesPlace,
+    open: Open,
+    configure: fn(&mut FilesConfig),
+    before: Arc<Mutex<Option<Before>>>,
+    events: Arc<Mutex<VecDeque<Event>>>,
+}
+
+impl Stage {
+    fn new(configure: fn(&mut FilesConfig)) -> Self {
+        let (before, events) = (Arc::default(), Arc::default());
+        Self { place: FilesPlace::new(configure), open: Open::default(), configure, before, events }
+    }
+
+    fn harness(&self) -> Harness {
+        let namespace = self.open.namespace();
+        let mut config = FilesConfig::new(kvtier::store::url::format_of(&namespace));
+        (self.configure)(&mut config);
+        let threads = ThreadEngine::start("test-io", 2).unwrap();
+        let io = Arc::new(EventfulIo { threads, before: Arc::clone(&self.before), events: Arc::clone(&self.events) });
+        let store = FilesStore::open(self.place.root(), &namespace, config, io).unwrap();
+        Harness::with(Arc::new(store), &HostRows::new(4, self.open.payload_bytes).unwrap().region())
+    }
+
+    /// What happens before the next transfer, when its file is open already.
+    fn first(&self, event: impl FnOnce() + Send + 'static) {
+        *self.before.lock().unwrap() = Some(Box::new(event));
+    }
+
+    /// What happens after the next transfer for which nothing is scheduled yet.
+    fn then(&self, event: impl FnOnce(&mut Transferred) + Send + 'static) {
+        self.events.lock().unwrap().push_back(Box::new(event));
+    }
+
+    fn then_nothing(&self) {
+        self.then(|_| {});
+    }
+
+    fn all_happened(&self) -> bool {
+        self.events.lock().unwrap().is_empty()
+    }
+
+    fn path(&self, n: usize) -> PathBuf {
+        self.place.path(&self.open, &key(n))
+    }
+
+    /// Bytes of block 0 with one flipped.
+    fn damaged(&self) -> Vec<u8> {
+        let mut bytes = fs::read(self.path(0)).unwrap();
+        bytes[100] ^= 1;
+        bytes
+    }
+
+    fn assert_tidy(&self) {
+        assert_eq!(self.place.unfinished(&self.open), 0, "nothing is left in .tmp");
+    }
+}
+
+/// Puts a new file under the name of another, as a store after an eviction would.
+fn replace(path: &Path, bytes: &[u8]) -> u64 {
+    let aside = path.with_extension("new");
+    fs::write(&aside, bytes).unwrap();
+    fs::rename(&aside, path).unwrap();
+    fs::metadata(path).unwrap().ino()
+}
+
+#[test]
+fn a_file_that_was_replaced_after_it_failed_is_read_and_good() {
+    let stage = Stage::new(|_| {});
+    let harness = stage.harness();
+    harness.store(0).unwrap();
+    let (path, good) = (stage.path(0), fs::read(stage.path(0)).unwrap());
+    fs::write(&path, stage.damaged()).unwrap();
+    let inode = Arc::new(Mutex::new(0));
+    let (seen, new) = (Arc::clone(&inode), path.clone());
+    stage.then(move |_| *seen.lock().unwrap() = replace(&new, &good));
+    harness.clear(0);
+    harness.load(0).unwrap();
+    harness.assert_row_is_block(0);
+    assert_eq!(fs::metadata(&path).unwrap().ino(), *inode.lock().unwrap());
+    assert!(stage.all_happened());
+    stage.assert_tidy();
+}
+
+#[test]
+fn a_file_that_was_removed_after_it_failed_is_missing() {
+    let stage = Stage::new(|_| {});
+    let harness = stage.harness();
+    harness.store(0).unwrap();
+    fs::write(stage.path(0), stage.damaged()).unwrap();
+    let path = stage.path(0);
+    stage.then(move |_| fs::remove_file(path).unwrap());
+    assert_eq!(harness.load(0).unwrap_err().kind(), ErrorKind::Missing, "no corruption is counted");
+    stage.assert_tidy();
+}
+
+#[test]
+fn a_file_that_is_good_at_the_second_look_stays() {
+    let stage = Stage::new(|_| {});
+    let harness = stage.harness();
+    harness.store(0).unwrap();
+    let (path, good) = (stage.path(0), fs::read(stage.path(0)).unwrap());
+    let inode = fs::metadata(&path).unwrap().ino();
+    fs::write(&path, stage.damaged()).unwrap();
+    let same = path.clone();
+    // Rewritten in place, as a file that is recycled for the same block.
+    stage.then(move |_| fs::OpenOptions::new().write(true).open(same).unwrap().write_all_at(&good, 0).unwrap());
+    harness.load(0).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().ino(), inode);
+    stage.assert_tidy();
+}
+
+fn replaced_just_before_the_removal(configure: fn(&mut FilesConfig)) -> (Stage, u64) {
+    let stage = Stage::new(configure);
+    let harness = stage.harness();
+    harness.store(0).unwrap();
+    let (path, good) = (stage.path(0), fs::read(stage.path(0)).unwrap());
+    fs::write(&path, stage.damaged()).unwrap();
+    let inode = Arc::new(Mutex::new(0));
+    let seen = Arc::clone(&inode);
+    stage.then_nothing();
+    stage.then(move |_| *seen.lock().unwrap() = replace(&path, &good));
+    assert_eq!(harness.load(0).unwrap_err().kind(), ErrorKind::Checksum);
+    assert!(stage.all_happened());
+    harness.clear(0);
+    harness.load(0).unwrap();
+    harness.assert_row_is_block(0);
+    let inode = *inode.lock().unwrap();
+    (stage, inode)
+}
+
+#[test]
+fn a_file_that_got_the_name_just_before_the_removal_gets_it_back() {
+    let (stage, inode) = replaced_just_before_the_removal(|_| {});
+    assert_eq!(fs::metadata(stage.path(0)).unwrap().ino(), inode, "the same file under the same name");
+    stage.assert_tidy();
+}
+
+#[test]
+fn a_good_file_never_stays_in_quarantine() {
+    let (stage, inode) = replaced_just_before_the_removal(|config| config.quarantine = true);
+    assert_eq!(fs::metadata(stage.path(0)).unwrap().ino(), inode);
+    let quarantine = stage.place.blocks_dir(&stage.open).join(".quarantine");
+    assert_eq!(fs::read_dir(quarantine).unwrap().count(), 0);
+}
+
+#[test]
+fn quarantine_keeps_the_evidence_and_says_why() {
+    let stage = Stage::new(|config| config.quarantine = true);
+    let harness = stage.harness();
+    harness.store(0).unwrap();
+    let damaged = stage.damaged();
+    fs::write(stage.path(0), &damaged).unwrap();
+    assert_eq!(harness.load(0).unwrap_err().kind(), ErrorKind::Checksum);
+    let kept: Vec<_> = fs::read_dir(stage.place.blocks_dir(&stage.open).join(".quarantine")).unwrap().collect();
+    assert_eq!(kept.len(), 1);
+    let kept = kept[0].as_ref().unwrap().path();
+    assert!(fs::read(&kept).unwrap() == damaged);
+    let name = kept.file_name().unwrap().to_str().unwrap();
+    assert!(name.contains(".checksum.") && name.contains("_g3_"), "{name}");
+    assert!(matches!(harness.probe(0), Probed::Absent));
+    assert_eq!(harness.scan(), [], "what is in quarantine is no block");
+    harness.store(0).unwrap();
+    harness.load(0).unwrap();
+}
+
+#[test]
+fn files_that_replace_each_other_for_ever_do_not_hold_a_load_for_ever() {
+    let stage = Stage::new(|_| {});
+    let harness = stage.harness();
+    harness.store(0).unwrap();
+    let damaged = stage.damaged();
+    fs::write(stage.path(0), &damaged).unwrap();
+    for _ in 0..20 {
+        let (path, damaged) = (stage.path(0), damaged.clone());
+        stage.then(move |_| {
+            replace(&path, &damaged);
+        });
+    }
+    assert_eq!(harness.load(0).unwrap_err().kind(), ErrorKind::Missing);
+    assert!(stage.path(0).exists(), "none of them failed twice");
+}
+
+#[test]
+fn a_failing_device_costs_the_load_and_not_the_file() {
+    let stage = Stage::new(|_| {});
+    let harness = stage.harness();
+    harness.store(0).unwrap();
+    for (errno, kind) in [(5, ErrorKind::Io), (116, ErrorKind::Io), (13, ErrorKind::Permission), (110, ErrorKind::Io)] {
+        stage.then(move |ended| ended.result = Err(io::Error::from_raw_os_error(errno)));
+        let error = harness.load(0).unwrap_err();
+        assert_eq!((error.kind(), error.os_code()), (kind, Some(errno)));
+        assert_eq!(error.fact("path"), Some(fs::canonicalize(stage.path(0)).unwrap().to_str().unwrap()));
+        assert_eq!(error.fact("key"), Some(key(0).to_string().as_str()));
+        harness.clear(0);
+        harness.load(0).unwrap();
+        harness.assert_row_is_block(0);
+    }
+}
+
+#[test]
+fn a_store_that_fails_publishes_nothing_and_leaves_nothing() {
+    for way in Publishing::ALL {
+        let stage = Stage::new(match way {
+            Publishing::LinkDescriptor => |c| c.publishing = Some(Publishing::LinkDescriptor),
+            Publishing::LinkProc => |c| c.publishing = Some(Publishing::LinkProc),
+            Publishing::Rename => |c| c.publishing = Some(Publishing::Rename),
+            Publishing::LinkName => |c| c.publishing = Some(Publishing::LinkName),
+        });
+        let harness = stage.harness();
+        for (errno, kind) in [(5, ErrorKind::Io), (28, ErrorKind::NoSpace), (122, ErrorKind::NoSpace)] {
+            stage.then(move |ended| ended.result = Err(io::Error::from_raw_os_error(errno)));
+            assert_eq!(harness.store(0).unwrap_err().kind(), kind, "{way:?}");
+            assert!(matches!(harness.probe(0), Probed::Absent));
+            stage.assert_tidy();
+        }
+        harness.store(0).unwrap();
+        harness.load(0).unwrap();
+    }
+}
+
+#[test]
+fn a_panic_after_the_write_leaves_nothing_and_the_threads_go_on() {
+    let stage = Stage::new(|config| config.publishing = Some(Publishing::Rename));
+    let harness = stage.harness();
+    for _ in 0..4 {
+        stage.then(|_| std::panic::resume_unwind(Box::new("on purpose")));
+        assert_eq!(harness.store(0).unwrap_err().kind(), ErrorKind::Internal, "the answer is not lost");
+    }
+    stage.assert_tidy();
+    harness.store(0).unwrap();
+}
+
+/// A lease whose clock the test is.
+fn timed(harness: &Harness, row: usize) -> (RowLease, Arc<[Gate]>) {
+    let gates: Arc<[Gate]> = Arc::new([Gate::default()]);
+    (RowLease::new(Arc::clone(harness.region()), row, Arc::clone(&gates), 0).unwrap(), gates)
+}
+
+#[test]
+fn a_store_whose_time_runs_out_while_it_writes_publishes_nothing() {
+    let stage = Stage::new(|_| {});
+    let harness = stage.harness();
+    let (lease, gates) = timed(&harness, 0);
+    // The row belongs to the engine again at once, and may change while it is still being read.
+    stage.then(move |_| assert_eq!(gates[0].expire(), Expiry::Final));
+    assert_eq!(harness.store_lease(key(0), lease).unwrap_err().kind(), ErrorKind::Timeout);
+    assert!(stage.all_happened());
+    assert!(matches!(harness.probe(0), Probed::Absent));
+    stage.assert_tidy();
+}
+
+#[test]
+fn a_read_into_the_row_withholds_the_result_until_it_ends() {
+    let stage = Stage::new(|_| {});
+    let harness = stage.harness();
+    harness.store(0).unwrap();
+    let (lease, gates) = timed(&harness, 0);
+    stage.then(move |_| {
+        assert_eq!(gates[0].expire(), Expiry::Deferred, "the row is being written to");
+    });
+    assert_eq!(harness.load_lease(key(0), lease).unwrap_err().kind(), ErrorKind::Timeout);
+}
+
+#[test]
+fn a_read_into_scratch_never_touches_a_row_after_its_time() {
+    let stage = Stage::new(|config| config.reads_into_rows = Some(false));
+    let harness = stage.harness();
+    harness.store(0).unwrap();
+    harness.clear(0);
+    let (lease, gates) = timed(&harness, 0);
+    stage.then(move |_| {
+        assert_eq!(gates[0].expire(), Expiry::Final, "the row is the engine's again at once");
+    });
+    assert_eq!(harness.load_lease(key(0), lease).unwrap_err().kind(), ErrorKind::Timeout);
+    assert!(harness.row(0).iter().all(|b| *b == 0));
+}
+
+#[test]
+fn a_store_that_began_before_a_reset_is_not_seen_after_it() {
+    for way in [Publishing::LinkDescriptor, Publishing::Rename] {
+        let stage = Stage::new(match way {
+            Publishing::Rename => |c| c.publishing = Some(Publishing::Rename),
+            _ => |_| {},
+        });
+        let [harness, other] = [stage.harness(), stage.harness()];
+        harness.store(1).unwrap();
+        let store = Arc::clone(other.raw_store());
+        stage.then(move |_| store.reset().unwrap());
+        match harness.store(0) {
+            Ok(_) => {}
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Reset),
+        }
+        for n in 0..2 {
+            assert!(matches!(harness.probe(n), Probed::Absent), "{way:?}: block {n}");
+            assert_eq!(harness.load(n).unwrap_err().kind(), ErrorKind::Missing);
+        }
+        harness.store(0).unwrap();
+        harness.load(0).unwrap();
+    }
+}
+
+#[test]
+fn a_store_meets_another_ones_block_and_leaves_it() {
+    let stage = Stage::new(|_| {});
+    let [harness, other] = [stage.harness(), stage.harness()];
+    let inode = Arc::new(Mutex::new(0));
+    let (path, seen) = (stage.path(0), Arc::clone(&inode));
+    stage.then(move |_| {
+        other.store(0).unwrap();
+        *seen.lock().unwrap() = fs::metadata(path).unwrap().ino();
+    });
+    stage.then_nothing();
+    assert_eq!(harness.store(0).unwrap().bytes, 0);
+    assert_eq!(fs::metadata(stage.path(0)).unwrap().ino(), *inode.lock().unwrap());
+    harness.clear(0);
+    harness.load(0).unwrap();
+    harness.assert_row_is_block(0);
+}
+
+#[test]
+fn a_store_replaces_a_file_of_the_wrong_length_that_came_while_it_wrote() {
+    let stage = Stage::new(|_| {});
+    let harness = stage.harness();
+    let path = stage.path(0);
+    stage.then(move |_| {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, b"half a block").unwrap();
+    });
+    assert!(harness.store(0).unwrap().bytes > 0);
+    harness.clear(0);
+    harness.load(0).unwrap();
+    harness.assert_row_is_block(0);
+    stage.assert_tidy();
+}
+
+#[test]
+fn a_file_that_shrinks_while_it_is_read_is_short() {
+    let stage = Stage::new(|_| {});
+    let harness = stage.harness();
+    for n in 0..2 {
+        harness.store(n).unwrap();
+    }
+    let (path, whole) = (stage.path(0), fs::metadata(stage.path(0)).unwrap().len());
+    stage.first(move || fs::OpenOptions::new().write(true).open(path).unwrap().set_len(whole - 1).unwrap());
+    assert_eq!(harness.load(0).unwrap_err().kind(), ErrorKind::Short);
+    assert!(matches!(harness.probe(0), Probed::Absent));
+    harness.clear(1);
+    harness.load(1).unwrap();
+    harness.assert_row_is_block(1);
+}
