@@ -126,6 +126,13 @@ class TestDiff:
         answer = run_json("diff", base, *OPTIONS, "--model-revision", "abc")
         assert answer["differences"] == [{"field": "model_revision", "right": "abc"}]
 
+    @pytest.mark.parametrize("row_bytes", ['"4096"', "4096.0", "-1", "true", "null"])
+    def test_with_facts_and_a_damaged_row_length(self, base: pathlib.Path, row_bytes: str) -> None:
+        config = base / "config.json"
+        config.write_text(config.read_text().replace('"row_bytes": 4096', f'"row_bytes": {row_bytes}'))
+        answer = run_json("diff", base, *OPTIONS[:6])
+        assert answer["differences"] == [{"field": "row_bytes", "left": json.loads(row_bytes)}]
+
     def test_with_facts_of_the_engines_own_kind(self, tmp_path: pathlib.Path) -> None:
         config = tmp_path / "config.json"
         mapper = Identity(**FACTS).file_mapper(tmp_path)
@@ -176,6 +183,7 @@ class TestBadInput:
             (["show", "--tp-size", "2"], "needs --model-name and --tokens-per-hash and --dtype too"),
             (["show", *OPTIONS, "--tp-size", "0"], "tp_size is 0"),
             (["show", *OPTIONS, "--dtype", "auto"], "resolved type"),
+            (["explain", *OPTIONS[:4], "--dtype", "auto"], "resolved type"),
             (["show", *OPTIONS, "--rope", "{"], "is no JSON"),
             (["show", *OPTIONS, "--rope", "NaN"], "rope is nan"),
             (["show", *OPTIONS, "--compat", "sglang"], "vllm"),

@@ -164,7 +164,16 @@ class TestFileMapper:
 
     @pytest.mark.parametrize(
         ("argument", "value"),
-        [("root_dir", b"/kv"), ("root_dir", 3), ("rank", "0"), ("rank", True), ("rank", 1.0), ("pp_size", object())],
+        [
+            ("root_dir", b"/kv"),
+            ("root_dir", 3),
+            ("rank", "0"),
+            ("rank", True),
+            ("rank", 1.0),
+            ("pp_size", object()),
+            ("model_name", 3),
+            ("inference_engine", None),
+        ],
     )
     def test_what_has_no_spelling_is_refused_by_name(self, argument: str, value: object) -> None:
         with pytest.raises(kvtier.InvalidInputError, match=f"{argument} is .* accepted"):

@@ -289,7 +289,9 @@ class TestArguments:
         with pytest.raises(kvtier.InvalidInputError, match="rank is 4294967296, an integer from 0 to 4294967295"):
             identity(rank=2**32)
 
-    @pytest.mark.parametrize("name", ["model_name", "model_id", "model_revision", "model_runner", "kv_cache_layout"])
+    @pytest.mark.parametrize(
+        "name", ["model_name", "inference_engine", "model_id", "model_revision", "kv_cache_layout"]
+    )
     @pytest.mark.parametrize("value", [3, b"x", ["x"], ""])
     def test_texts_are_texts_that_say_something(self, name: str, value: object) -> None:
         with pytest.raises(kvtier.InvalidInputError, match=rf"{name} is .* accepted"):

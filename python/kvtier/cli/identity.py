@@ -1,6 +1,7 @@
 """``kvtier identity``: what a namespace is written under, where two differ, and what protects from what."""
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -74,11 +75,9 @@ def diff(
     if left is None:
         give_up("give two namespaces, or one and the facts to compare it with", UNUSABLE)
     ours = _subject(left, None, compat)
-    if stated and ours.config.kind == "vllm":
-        compat = "vllm"
-    elif stated and stated.row_bytes is None and stated.payload_bytes is None:
-        # Rows bring their length when a tier opens, so what isn't known yet is no difference.
-        stated = stated.with_row_bytes(ours.config.fields["row_bytes"])
+    if stated is not None:
+        compat = "vllm" if ours.config.kind == "vllm" else compat
+        stated = _with_rows_of(ours.config, stated)
     theirs = _subject(right, stated, compat)
     differences = ours.config.diff(theirs.config)
     if as_json:
@@ -153,15 +152,31 @@ def _subject(place: str | None, stated: Identity | None, compat: Literal["vllm"]
     if place is not None:
         found = find_namespace(place)
         config = found.config
-        return _Subject(place, config, config.explain(), found.base_dir, found.blocks_dirs, found.warning)
+        return _Subject(
+            _printable(place),
+            config,
+            config.explain(),
+            _printable(found.base_dir),
+            [_printable(name) for name in found.blocks_dirs],
+            found.warning,
+        )
     if stated is None:
         give_up("give a config.json, a namespace's directory, or facts (see --help)", UNUSABLE)
     try:
+        stated.fingerprint(compat)  # refuses what no namespace of this kind can be
         names = (stated.base_dir(compat), stated.blocks_dir(compat)) if stated.row_bytes else None
     except ConfigError as error:
         give_up(str(error), UNUSABLE)
     base_dir, blocks_dirs = (names[0], [names[1]]) if names else (None, [])
     return _Subject("the given facts", stated.config(compat), stated.explain(compat), base_dir, blocks_dirs)
+
+
+def _with_rows_of(config: StoredConfig, stated: Identity) -> Identity:
+    """Rows bring their length when a tier opens, so a length that isn't stated yet is no difference."""
+    row_bytes = config.fields.get("row_bytes")
+    if stated.row_bytes is None and stated.payload_bytes is None and type(row_bytes) is int and row_bytes > 0:
+        return stated.with_row_bytes(row_bytes)
+    return stated
 
 
 def _difference_as_json(difference: Difference) -> dict[str, Any]:
@@ -178,6 +193,11 @@ def _explanation_cells(line: Explanation) -> tuple[str, str, str]:
     has_value = line.role != "absent" and not (line.value is None and line.note)
     value = _shown(line.value) if has_value else ""
     return line.field, value, f"{line.protects_from} ({line.note})" if line.note else line.protects_from
+
+
+def _printable(name: str) -> str:
+    """A path as it can be printed: bytes that are no UTF-8 are replaced."""
+    return os.fsencode(name).decode(errors="replace")
 
 
 def _shown(value: Any, longest: int = 100) -> str:

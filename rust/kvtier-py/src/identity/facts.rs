@@ -79,7 +79,7 @@ impl PyIdentity {
             dcp_size: read.size("dcp_size", &dcp_size, 1),
             rank: read.rank(&rank),
             kv_cache_groups: read.groups(&kv_cache_groups),
-            inference_engine: read.optional_text("inference_engine", &inference_engine).unwrap_or("vllm".into()),
+            inference_engine: read.text_or("inference_engine", &inference_engine, "vllm"),
             parallel_agnostic: read.flag("parallel_agnostic", &parallel_agnostic),
             replicated_layout: read.flag("replicated_layout", &replicated_layout),
             canonical_format: read.optional_text("canonical_format", &canonical_format),

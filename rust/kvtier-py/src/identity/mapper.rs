@@ -5,6 +5,7 @@ use kvtier::layout::BlockKey;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyString, PyTuple, PyType};
 
+use super::reader::{Arg, Reader};
 use super::report::{PyCompatibility, PyDifference, differences};
 use super::spec::offloading_spec_of;
 use super::value::{
@@ -45,14 +46,19 @@ impl PyFileMapper {
 #[pymethods]
 impl PyFileMapper {
     #[new]
-    #[pyo3(signature = (root_dir, model_name, tokens_per_hash, blocks_per_file, tp_size, pp_size, pcp_size, dcp_size, rank, dtype,
-        kv_cache_groups=None, inference_engine=None, parallel_agnostic=None, replicated_layout=None, canonical_format=None),
-        text_signature = "(root_dir, model_name, tokens_per_hash, blocks_per_file, tp_size, pp_size, pcp_size, dcp_size, rank, dtype, \
-        kv_cache_groups=None, inference_engine='vllm', parallel_agnostic=False, replicated_layout=False, canonical_format=None)")]
+    #[pyo3(
+        signature = (root_dir, model_name, tokens_per_hash, blocks_per_file, tp_size, pp_size, pcp_size, dcp_size, rank,
+            dtype, kv_cache_groups=None, inference_engine=Arg::Default, parallel_agnostic=None, replicated_layout=None,
+            canonical_format=Arg::Default),
+        text_signature = "(root_dir, model_name, tokens_per_hash, blocks_per_file, tp_size, pp_size, pcp_size, \
+            dcp_size, rank, dtype, kv_cache_groups=None, inference_engine='vllm', parallel_agnostic=False, \
+            replicated_layout=False, canonical_format=None)"
+    )]
     #[expect(clippy::too_many_arguments, clippy::similar_names, reason = "the engine's mapper has them")]
+    #[expect(clippy::needless_pass_by_value, reason = "the arguments of a Python call")]
     fn new(
         root_dir: &Bound<'_, PyAny>,
-        model_name: &Bound<'_, PyString>,
+        model_name: &Bound<'_, PyAny>,
         tokens_per_hash: &Bound<'_, PyAny>,
         blocks_per_file: &Bound<'_, PyAny>,
         tp_size: &Bound<'_, PyAny>,
@@ -62,13 +68,14 @@ impl PyFileMapper {
         rank: &Bound<'_, PyAny>,
         dtype: &Bound<'_, PyAny>,
         kv_cache_groups: Option<&Bound<'_, PyAny>>,
-        inference_engine: Option<&Bound<'_, PyString>>,
+        inference_engine: Arg<'_>,
         parallel_agnostic: Option<&Bound<'_, PyAny>>,
         replicated_layout: Option<&Bound<'_, PyAny>>,
-        canonical_format: Option<&Bound<'_, PyString>>,
+        canonical_format: Arg<'_>,
     ) -> Result<Self> {
+        let mut read = Reader::default();
         let arguments = MapperArguments {
-            model_name: text_of(model_name)?,
+            model_name: read.text("model_name", model_name),
             tokens_per_hash: value_of(tokens_per_hash, "tokens_per_hash")?,
             blocks_per_file: value_of(blocks_per_file, "blocks_per_file")?,
             tp_size: value_of(tp_size, "tp_size")?,
@@ -81,11 +88,12 @@ impl PyFileMapper {
                 Some(groups) if groups.is_truthy()? => value_of(groups, "kv_cache_groups")?,
                 _ => Value::List(Vec::new()),
             },
-            inference_engine: inference_engine.map_or(Ok("vllm".into()), text_of)?,
+            inference_engine: read.text_or("inference_engine", &inference_engine, "vllm"),
             parallel_agnostic: is_set(parallel_agnostic)?,
             replicated_layout: is_set(replicated_layout)?,
-            canonical_format: canonical_format.map(text_of).transpose()?,
+            canonical_format: read.optional_text("canonical_format", &canonical_format),
         };
+        read.finish()?;
         Ok(Self::with(root_of(root_dir)?, arguments))
     }
 

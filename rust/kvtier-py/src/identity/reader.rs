@@ -101,6 +101,14 @@ impl Reader {
         })
     }
 
+    /// A text that has a default.
+    pub(super) fn text_or(&mut self, name: &str, arg: &Arg<'_>, default: &str) -> Text {
+        match arg {
+            Arg::Default => default.into(),
+            Arg::Given(object) => self.text(name, object),
+        }
+    }
+
     /// A text that may be left unstated.
     pub(super) fn optional_text(&mut self, name: &str, arg: &Arg<'_>) -> Option<Text> {
         Some(self.text(name, stated(arg)?))
