@@ -21,14 +21,14 @@ app = typer.Typer(
     help="What a namespace is written under, where two differ, and what protects from what.",
 )
 
-Place = Annotated[
+_Place = Annotated[
     str | None,
     typer.Argument(help="A config.json, or a namespace's directory with or without _r<rank>.", show_default=False),
 ]
-Compat = Annotated[
+_Compat = Annotated[
     Literal["vllm"] | None, typer.Option(help="Take the facts as the engine's own tiers do.", show_default=False)
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")]
 
 
 _ROLES = {
@@ -41,7 +41,7 @@ _ROLES = {
 
 @app.command()
 @takes_facts
-def show(stated: Identity | None, /, place: Place = None, *, compat: Compat = None, as_json: AsJson = False) -> None:
+def show(stated: Identity | None, /, place: _Place = None, *, compat: _Compat = None, as_json: _AsJson = False) -> None:
     """Show an identity: its fields, its digest and the directories that it names."""
     subject = _subject(place, stated, compat)
     if as_json:
@@ -65,11 +65,11 @@ def show(stated: Identity | None, /, place: Place = None, *, compat: Compat = No
 def diff(
     stated: Identity | None,
     /,
-    left: Place = None,
-    right: Place = None,
+    left: _Place = None,
+    right: _Place = None,
     *,
-    compat: Compat = None,
-    as_json: AsJson = False,
+    compat: _Compat = None,
+    as_json: _AsJson = False,
 ) -> None:
     """Compare two namespaces, or one with the facts that are given; exit code 1 if they share no blocks."""
     if left is None:
@@ -104,7 +104,9 @@ def diff(
 
 @app.command()
 @takes_facts
-def explain(stated: Identity | None, /, place: Place = None, *, compat: Compat = None, as_json: AsJson = False) -> None:
+def explain(
+    stated: Identity | None, /, place: _Place = None, *, compat: _Compat = None, as_json: _AsJson = False
+) -> None:
     """Say for each fact what it protects from, and whether it is hashed, collapsed or absent."""
     subject = _subject(place, stated, compat)
     if as_json:
