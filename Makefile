@@ -50,7 +50,7 @@ lint: test-env .venv/built-$(PROFILE) ## formatting, clippy, rustdoc, ruff, mypy
 	.venv/bin/ruff format --check --quiet
 	$(PY) -m mypy
 	$(PY) -m mypy.stubtest --mypy-config-file pyproject.toml --allowlist tests/stubtest-allowlist.txt \
-		--ignore-unused-allowlist kvtier
+		--ignore-unused-allowlist kvtier._kvtier
 
 format: test-env ## rewrite the sources the way that lint wants them
 	cargo fmt --all

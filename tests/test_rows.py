@@ -194,7 +194,7 @@ class TestDlpack:
         assert producer.asked == []
 
     def test_what_the_producer_raises_is_in_the_message(self) -> None:
-        with pytest.raises(kvtier.InvalidInputError, match=r"rows\[1\]: .* require gradient, use tensor.detach"):
+        with pytest.raises(kvtier.InvalidInputError, match=r"source\[1\]: .* require gradient, use tensor.detach"):
             Rows([torch.zeros(2, 2), torch.zeros(2, 2, requires_grad=True)])
 
     def test_answer_that_is_no_capsule(self) -> None:
@@ -202,7 +202,7 @@ class TestDlpack:
             def __dlpack__(self, **_options: Any) -> int:
                 return 3
 
-        with pytest.raises(kvtier.InvalidInputError, match="rows: the object doesn't hand over its memory"):
+        with pytest.raises(kvtier.InvalidInputError, match="source: the object doesn't hand over its memory"):
             Rows(Liar())
 
     def test_capsule_that_was_used(self) -> None:
@@ -221,7 +221,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("source", "message"),
         [
-            (torch.zeros(4, 6).t(), r"rows: the bytes of each row must be in one piece.*shape \(6, 4\)"),
+            (torch.zeros(4, 6).t(), r"source: the bytes of each row must be in one piece.*shape \(6, 4\)"),
             (torch.zeros(4, 6)[:, ::2], "in one piece"),
             (torch.zeros(4, 6, 2).permute(0, 2, 1), "in one piece"),
             (np.zeros((4, 6), order="F"), "in one piece"),
@@ -236,13 +236,13 @@ class TestRefusals:
             (torch.zeros(4, 6).to_sparse(), "doesn't hand over its memory"),
             (np.array([[object()]]), "elements are Python objects"),
             ((ctypes.py_object * 4)(), "elements are Python objects"),
-            ("text", "an object of type str has no memory to share; rows must be a buffer"),
+            ("text", "an object of type str has no memory to share; accepted are a buffer"),
             (7, "an object of type int"),
             (None, "an object of type NoneType"),
             ([], "an empty list"),
-            ([torch.zeros(4, 2), torch.zeros(5, 2)], r"rows\[1\] has 5 rows, and rows\[0\] has 4"),
-            ([torch.zeros(4, 2), "text"], r"rows\[1\]: an object of type str"),
-            ([torch.zeros(8)], r"rows\[0\]: an array of one dimension"),
+            ([torch.zeros(4, 2), torch.zeros(5, 2)], r"source\[1\] has 5 rows, and source\[0\] has 4"),
+            ([torch.zeros(4, 2), "text"], r"source\[1\]: an object of type str"),
+            ([torch.zeros(8)], r"source\[0\]: an array of one dimension"),
         ],
     )
     def test_one_clear_error(self, source: Any, message: str) -> None:
@@ -252,11 +252,11 @@ class TestRefusals:
 
     def test_one_tensor_twice(self) -> None:
         tensor = torch.zeros(4, 2)
-        with pytest.raises(kvtier.InvalidInputError, match=r"rows\[0\] and rows\[2\] are the same memory"):
+        with pytest.raises(kvtier.InvalidInputError, match=r"source\[0\] and source\[2\] are the same memory"):
             Rows([tensor, torch.zeros(4, 2), tensor])
 
     def test_rows_of_another_length_than_the_identity_says(self) -> None:
-        with pytest.raises(kvtier.InvalidInputError, match="a row has 24 bytes, and the identity says 32"):
+        with pytest.raises(kvtier.InvalidInputError, match="a row has 24 bytes, but row_bytes is 32"):
             Rows(torch.zeros(4, 6), 32)
         with pytest.raises(kvtier.InvalidInputError, match="100 bytes can't be split into rows of 32 bytes"):
             Rows(bytearray(100), 32)

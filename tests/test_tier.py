@@ -268,6 +268,98 @@ class TestWaiting:
         assert faulty.wait(1), "the timer's thread got the interpreter"
 
 
+class TestStoreAndLoad:
+    def test_a_tensor_per_block(self, tier: kvtier.TierManager) -> None:
+        blocks = [
+            torch.randn(16, 128, dtype=torch.bfloat16),
+            torch.ones(4096, dtype=torch.uint8),
+            torch.zeros(8, 8, 16),
+        ]
+        assert tier.store(KEYS[:3], blocks).success
+        into = [torch.empty_like(block) for block in blocks]
+        result = tier.load(KEYS[:3], into)
+        assert (result.kind, result.success, result.successful_keys) == ("load", True, tuple(KEYS[:3]))
+        assert result.transfer_bytes == 3 * 4096
+        assert all(map(torch.equal, blocks, into))
+
+    def test_an_array_whose_rows_are_blocks(self, tier: kvtier.TierManager) -> None:
+        blocks = np.random.default_rng(0).integers(0, 256, (5, 4096), dtype=np.uint8)
+        tier.store(KEYS[:5], blocks).raise_for_failures()
+        into = bytearray(5 * 4096)
+        tier.load(KEYS[4::-1], into).raise_for_failures()
+        assert into == blocks[::-1].tobytes()
+
+    def test_they_meet_jobs_on_the_tiers_rows(self, tier: kvtier.TierManager) -> None:
+        tier.submit_store(1, KEYS[:1], [7])
+        finish(tier)
+        into = bytearray(4096)
+        tier.load(KEYS[:1], [into]).raise_for_failures()
+        assert into == bytes([7]) * 4096
+        assert tier.get_finished_jobs() == []
+
+    def test_failures_are_in_the_result(self, tier: kvtier.TierManager) -> None:
+        tier.store(KEYS[:1], [bytes(4096)])
+        result = tier.load([KEYS[0], make_key(99)], np.zeros((2, 4096), "u1"))
+        assert (result.success, result.successful_keys) == (False, (KEYS[0],))
+        with pytest.raises(kvtier.BlockNotFoundError):
+            result.raise_for_failures()
+
+    @pytest.mark.parametrize(
+        ("tensors", "message"),
+        [
+            ([bytearray(4095)], r"tensors\[0\]: a block has 4095 bytes, but row_bytes is 4096"),
+            ([torch.zeros(64, 128).t()], r"tensors\[0\]: the bytes of each row must be in one piece"),
+            ([], "1 keys but 0 rows: each block has one of both"),
+            (bytearray(8192), "1 keys but 2 rows"),
+            (["text"], r"tensors\[0\]: an object of type str has no memory to share"),
+            (torch.zeros(1, 1000), "tensors: a row has 4000 bytes, but row_bytes is 4096"),
+        ],
+    )
+    def test_refusals(self, tier: kvtier.TierManager, tensors: Any, message: str) -> None:
+        with pytest.raises(kvtier.InvalidInputError, match=message):
+            tier.load(KEYS[:1], tensors)
+
+    def test_read_only_memory_is_not_loaded_into(self, tier: kvtier.TierManager) -> None:
+        with pytest.raises(kvtier.ReadOnlyError, match="the rows are read-only memory"):
+            tier.load(KEYS[:1], [bytes(4096)])
+
+    def test_the_memory_is_free_afterwards(self, tier: kvtier.TierManager) -> None:
+        memory = bytearray(4096)
+        tier.store(KEYS[:1], [memory])
+        memory.extend(b"more")
+
+    @pytest.mark.parametrize("stall", ["stall", "stall_in_row"])
+    def test_ctrl_c_ends_it(self, faulty: kvtier.TierManager, faults: Faults, stall: Any) -> None:
+        faulty.store(KEYS[:1], [bytes(4096)])
+        faults.inject("load", stall)
+        memory = bytearray(4096)
+        main = threading.main_thread().ident
+        assert main is not None
+        threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
+        threading.Timer(0.6, faults.release).start()
+        with pytest.raises(KeyboardInterrupt):
+            faulty.load(KEYS[:1], [memory])
+        while faults.stalled:
+            time.sleep(0.01)
+        assert faulty.load(KEYS[:1], [memory]).success
+
+    def test_shutdown_from_another_thread_ends_it(self, faulty: kvtier.TierManager, faults: Faults) -> None:
+        def shut_down() -> None:
+            with pytest.raises(kvtier.DeadlineExceededError):
+                faulty.shutdown(0.1)
+
+        faults.inject("store", "stall")
+        threading.Timer(0.1, shut_down).start()
+        threading.Timer(0.5, faults.release).start()
+        result = faulty.store(KEYS[:1], [bytes(4096)])
+        assert result.failures[KEYS[0]].kind == "shutdown"
+
+    def test_a_closed_tier_says_so(self, tier: kvtier.TierManager) -> None:
+        tier.shutdown()
+        with pytest.raises(kvtier.TierClosedError):
+            tier.store(KEYS[:1], [bytes(4096)])
+
+
 class TestEnds:
     def test_shutdown_gives_back_the_rows(self, open_tier: OpenTier) -> None:
         memory = bytearray(64 * 4096)
@@ -513,7 +605,7 @@ class TestRefusals:
 
     def test_rows_of_another_length_than_the_identity_says(self, open_tier: OpenTier) -> None:
         identity = kvtier.Identity("m", 16, dtype="bfloat16", row_bytes=8192)
-        with pytest.raises(kvtier.InvalidInputError, match="a row has 4096 bytes, and the identity says 8192"):
+        with pytest.raises(kvtier.InvalidInputError, match="rows: a row has 4096 bytes, but row_bytes is 8192"):
             open_tier(identity=identity)
 
     def test_rows_of_one_dimension_take_the_identitys_row_bytes(self, open_tier: OpenTier) -> None:

@@ -751,6 +751,30 @@ class Tier:
     def take_events(self) -> list[Event]:
         """What has happened to blocks since the last call, in order."""
 
+    def store(self, keys: Iterable[bytes], tensors: Buffer | Any) -> JobResult:
+        """Stores blocks from memory beside the tier's rows, and waits for the result. Ctrl-C ends it.
+
+        Args:
+            keys: The blocks' keys.
+            tensors: As many blocks: a list with a buffer or DLPack producer for each, of any shape, whose bytes are in
+                one piece; or one array whose row `i` is the block of `keys[i]`. Nobody else writes to the memory
+                meanwhile.
+
+        Returns:
+            What became of each block; `JobResult.raise_for_failures` turns failures into an exception.
+
+        Raises:
+            InvalidInputError: An argument is wrong, or a block has another length than the tier's rows.
+            ReadOnlyError: The tier was opened read-only.
+        """
+
+    def load(self, keys: Iterable[bytes], tensors: Buffer | Any) -> JobResult:
+        """Loads blocks into memory beside the tier's rows, and waits for the result. Ctrl-C ends it.
+
+        Arguments, result and errors are those of `store`; the memory must be writable, and nobody else touches it
+        meanwhile. The bytes of a block that failed are undefined.
+        """
+
     def forget(self) -> None:
         """Forgets which blocks are here and what requests were told; storage stays as it is."""
 

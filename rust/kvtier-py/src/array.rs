@@ -23,6 +23,13 @@ pub(crate) struct Array {
 }
 
 impl Array {
+    /// The whole array as a single row.
+    pub(crate) fn into_one_row(mut self) -> Self {
+        self.shape.insert(0, 1);
+        self.strides.insert(0, 0);
+        self
+    }
+
     /// The array as rows: its first dimension counts them, the others lie back to back within each.
     ///
     /// An array of one dimension is split into rows of `row_bytes`. `name` is the argument's, for errors.

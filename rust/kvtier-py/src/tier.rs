@@ -16,7 +16,7 @@ use crate::errands::{self, RunOnDrop};
 use crate::errors::{Result, guarded};
 use crate::faults::Faults;
 use crate::identity::PyIdentity;
-use crate::rows::region_of;
+use crate::rows::{blocks_of, region_of};
 use crate::{logging, results, stats};
 
 /// How long a blocking call waits before it looks for signals (Ctrl-C).
@@ -56,7 +56,7 @@ impl Tier {
             let config = config_of(options)?;
             let identity = identity.get().core();
             let row_bytes = identity.facts().row_bytes.map(|n| n as usize);
-            let region = region_of(rows, row_bytes)?;
+            let region = region_of("rows", rows, row_bytes)?;
             let faults = faults.map(|faults| faults.get().script());
             let engine = py.detach(|| Engine::open(url, identity, &region, &config, faults))?;
             Ok(Self {
@@ -198,6 +198,16 @@ impl Tier {
         guarded(|| stats::of(py, &self.engine))
     }
 
+    /// Stores blocks from memory beside the tier's rows, and waits for the result.
+    fn store<'py>(&self, keys: &Bound<'py, PyAny>, tensors: &Bound<'py, PyAny>) -> Result<Bound<'py, PyAny>> {
+        self.transfer(JobKind::Store, keys, tensors)
+    }
+
+    /// Loads blocks into memory beside the tier's rows, and waits for the result.
+    fn load<'py>(&self, keys: &Bound<'py, PyAny>, tensors: &Bound<'py, PyAny>) -> Result<Bound<'py, PyAny>> {
+        self.transfer(JobKind::Load, keys, tensors)
+    }
+
     /// Forgets which blocks are here and what requests were told; storage stays as it is.
     fn forget(&self, py: Python<'_>) -> Result<()> {
         attend(py);
@@ -289,6 +299,33 @@ impl Tier {
             let (keys, row_ids) = (keys_of(keys)?, row_ids_of(row_ids)?);
             Ok(self.engine.submit(kind, job_id, keys, row_ids)?)
         })
+    }
+
+    fn transfer<'py>(
+        &self,
+        kind: JobKind,
+        keys: &Bound<'py, PyAny>,
+        tensors: &Bound<'py, PyAny>,
+    ) -> Result<Bound<'py, PyAny>> {
+        let py = keys.py();
+        attend(py);
+        let done = guarded(|| {
+            let keys = keys_of(keys)?;
+            let blocks = blocks_of("tensors", tensors, self.row_bytes)?;
+            let mut interrupt = None;
+            let done = py.detach(|| {
+                self.engine.transfer(kind, keys, &blocks, || {
+                    interrupt = Python::attach(|py| py.check_signals().err());
+                    interrupt.is_some()
+                })
+            });
+            match interrupt {
+                Some(interrupt) => Err(interrupt.into()),
+                None => Ok(results::job_result(py, &done?)?),
+            }
+        });
+        attend(py); // the tensors' owners
+        done
     }
 }
 

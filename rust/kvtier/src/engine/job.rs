@@ -3,11 +3,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 use crate::sync::Mutex;
 
-use crate::buffer::{Expiry, Gate};
+use crate::buffer::{Expiry, Gate, Region};
 use crate::error::Error;
 use crate::layout::BlockKey;
 
@@ -54,6 +55,15 @@ impl JobResult {
     }
 }
 
+/// What a job has of its own that doesn't go the way of all jobs.
+#[derive(Debug)]
+pub(super) struct Apart {
+    /// Where each block lies, in place of the tier's rows.
+    pub(super) rows: Vec<(Arc<Region>, usize)>,
+    /// Where the result goes, in place of the outbox.
+    pub(super) reply: SyncSender<JobResult>,
+}
+
 /// A submitted job. Each block is one operation, known by its position.
 #[derive(Debug)]
 pub(super) struct Job {
@@ -62,6 +72,7 @@ pub(super) struct Job {
     pub(super) keys: Vec<BlockKey>,
     pub(super) rows: Vec<u32>,
     pub(super) gates: Arc<[Gate]>,
+    pub(super) apart: Option<Apart>,
     pub(super) submitted: Instant,
     pub(super) deadline: Instant,
     /// Operations without an outcome.
@@ -78,6 +89,7 @@ impl Job {
         kind: JobKind,
         keys: Vec<BlockKey>,
         rows: Vec<u32>,
+        apart: Option<Apart>,
         submitted: Instant,
         timeout: Duration,
     ) -> Self {
@@ -88,6 +100,7 @@ impl Job {
             keys,
             rows,
             gates: (0..n).map(|_| Gate::default()).collect(),
+            apart,
             submitted,
             deadline: submitted + timeout,
             left: AtomicUsize::new(n),

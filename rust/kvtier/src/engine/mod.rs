@@ -19,6 +19,7 @@ mod queue;
 mod shutdown;
 #[cfg(test)]
 mod tests;
+mod transfer;
 
 use std::cell::Cell;
 use std::os::fd::BorrowedFd;
@@ -34,7 +35,7 @@ pub use self::job::{JobKind, JobResult};
 pub use self::outbox::Event;
 
 use self::clock::Deadlines;
-use self::job::Job;
+use self::job::{Apart, Job};
 use self::outbox::{EventLog, Outbox};
 use self::queue::{Limits, Operation, Queues};
 use crate::buffer::{Region, RowLease};
@@ -280,48 +281,68 @@ impl Engine {
     /// `InvalidInput` when the job's number is in use, the lengths differ or a row doesn't exist; `ReadOnly` for a store
     /// into a read-only tier or a load into read-only rows; `Forked`, `Shutdown`. Nothing was submitted then.
     pub fn submit(&self, kind: JobKind, job_id: u64, keys: Vec<BlockKey>, rows: Vec<u32>) -> Result<()> {
+        let shared = &self.shared;
+        shared.check_job(kind, &keys, &rows)?;
+        self.submit_job(kind, Some(job_id), keys, rows, None).map(drop)
+    }
+
+    /// Takes a job that was checked; one without a number gets one that no other job has.
+    fn submit_job(
+        &self,
+        kind: JobKind,
+        job_id: Option<u64>,
+        keys: Vec<BlockKey>,
+        rows: Vec<u32>,
+        apart: Option<Apart>,
+    ) -> Result<Arc<Job>> {
         if !self.home.is_surely_here() {
             return Err(process::forked("tier", self.home));
         }
         let shared = &self.shared;
-        shared.check_job(kind, &keys, &rows)?;
         let timeout = match kind {
             JobKind::Load => shared.config.load_timeout,
             JobKind::Store => shared.config.store_timeout,
         };
-        let job = Arc::new(Job::new(job_id, kind, keys, rows, Instant::now(), timeout));
+        let mut job = Job::new(job_id.unwrap_or(u64::MAX), kind, keys, rows, apart, Instant::now(), timeout);
         let mut state = shared.state.lock();
         if state.phase == Phase::Closed {
             return Err(closed());
         }
-        if state.open.contains_key(&job_id) {
+        if job_id.is_none() {
+            while state.open.contains_key(&job.id) {
+                job.id -= 1;
+            }
+        } else if state.open.contains_key(&job.id) {
             return Err(Error::new(
                 ErrorKind::InvalidInput,
-                format!("job id {job_id} is in use: its job is not finished, or its result was not taken"),
+                format!("job id {} is in use: its job is not finished, or its result was not taken", job.id),
             ));
         }
-        state.open.insert(job_id, Arc::clone(&job));
-        shared.outbox.expect(job_id);
+        let job = Arc::new(job);
+        state.open.insert(job.id, Arc::clone(&job));
+        if job.apart.is_none() {
+            shared.outbox.expect(job.id);
+        }
         if job.keys.is_empty() {
             drop(state);
             shared.deliver(&job);
-            return Ok(());
+            return Ok(job);
         }
         if let Some((refusal, reason)) = shared.refusal(&state, &job) {
             drop(state);
             shared.end_early(&job, 0..job.keys.len(), refusal, reason);
-            return Ok(());
+            return Ok(job);
         }
         if state.deadlines.push(&job) {
             shared.tick.notify_one();
         }
-        state.queues.push(job);
+        state.queues.push(Arc::clone(&job));
         let pump = shared.wants_pump(&mut state);
         drop(state);
         if pump {
             shared.spawn_pump();
         }
-        Ok(())
+        Ok(job)
     }
 
     /// Takes the results of jobs that have finished since the last call. Each job comes out exactly once.
@@ -465,8 +486,12 @@ impl Shared {
                 format!("row {row} is out of range: the tier has rows 0 to {}", self.num_rows - 1),
             ));
         }
+        self.check_access(kind, self.writable)
+    }
+
+    fn check_access(&self, kind: JobKind, writable: bool) -> Result<()> {
         match kind {
-            JobKind::Load if !self.writable => Err(Error::new(
+            JobKind::Load if !writable => Err(Error::new(
                 ErrorKind::ReadOnly,
                 "the rows are read-only memory, so nothing can be loaded into them",
             )),
@@ -554,7 +579,11 @@ impl Shared {
         let Operation { job, index } = operation;
         let (kind, key) = (job.kind, job.keys[index]);
         let under_way = UnderWay { shared: Arc::clone(self), job: Arc::clone(&job), index };
-        let lease = match RowLease::new(region, job.rows[index] as usize, Arc::clone(&job.gates), index) {
+        let (region, row) = match &job.apart {
+            None => (region, job.rows[index] as usize),
+            Some(apart) => (Arc::clone(&apart.rows[index].0), apart.rows[index].1),
+        };
+        let lease = match RowLease::new(region, row, Arc::clone(&job.gates), index) {
             Ok(lease) => lease,
             Err(error) => return under_way.end(Err(error)),
         };
@@ -656,7 +685,14 @@ impl Shared {
         let traffic = self.traffic(job.kind);
         traffic.jobs.add(1);
         traffic.latency.observe(result.transfer_time);
-        self.outbox.push(result);
+        match &job.apart {
+            None => self.outbox.push(result),
+            Some(apart) => {
+                self.state.lock().open.remove(&job.id);
+                // There is room for the one result; nobody takes it when the caller has given up.
+                let _ = apart.reply.try_send(result);
+            }
+        }
     }
 
     fn traffic(&self, kind: JobKind) -> &Traffic {

@@ -302,6 +302,38 @@ fn each_block_fails_alone_whatever_the_store_does() {
 }
 
 #[test]
+fn a_transfer_uses_rows_of_its_own_and_keeps_its_result() {
+    let b = Bench::new(EngineConfig::default());
+    let own = Bench::new(EngineConfig::default());
+    (0..4).for_each(|row| own.fill(row, 20 + row as u8));
+    let rows = |numbers: &[usize]| numbers.iter().map(|n| (Arc::clone(&own.rows), *n)).collect::<Vec<_>>();
+    let stored = b.engine.transfer(JobKind::Store, keys(0..4), &rows(&[0, 1, 2, 3]), || false).unwrap();
+    assert!(stored.is_success());
+    let loaded = b.engine.transfer(JobKind::Load, keys([3, 9]), &rows(&[30, 31]), || false).unwrap();
+    assert_eq!(failures(&loaded), [(1, ErrorKind::Missing)]);
+    assert_eq!(own.row(30), [23; ROW]);
+    assert!(b.engine.poll().unwrap().is_empty() && b.engine.drain(Some(Duration::ZERO)).unwrap());
+    let refused = b.engine.transfer(JobKind::Load, keys([1]), &rows(&[]), || false).unwrap_err();
+    assert_eq!(refused.message(), "1 keys but 0 rows: each block has one of both");
+}
+
+#[test]
+fn a_transfer_that_is_given_up_frees_its_rows() {
+    let b = Bench::new(EngineConfig::default());
+    let row = [(Arc::clone(&b.rows), 0)];
+    b.store.script(1, Act::Stall);
+    let given_up = b.engine.transfer(JobKind::Store, keys([1]), &row, || true).unwrap();
+    assert_eq!(failures(&given_up), [(0, ErrorKind::Timeout)]);
+    b.fill(0, 7);
+    b.store.release();
+    while b.engine.gauges().unwrap().inflight_ops > 0 {
+        std::thread::yield_now();
+    }
+    assert!(b.store.blocks.lock().is_empty(), "nothing of the reused row was published");
+    assert!(b.run(JobKind::Store, u64::MAX, &[2], &[0]).is_success(), "its number is free again");
+}
+
+#[test]
 fn wrong_jobs_are_refused_at_the_call() {
     let b = Bench::new(EngineConfig::default());
     let refused = |keys: Vec<BlockKey>, rows: Vec<u32>| b.engine.submit(JobKind::Load, 1, keys, rows).unwrap_err();

@@ -1,0 +1,67 @@
+//! Blocks to and from memory beside the tier's rows, for callers that wait.
+
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::Duration;
+
+use super::job::{Apart, Job};
+use super::{DROP_GRACE, Engine, JobKind, JobResult, Shared};
+use crate::buffer::Region;
+use crate::error::{Error, ErrorKind, Result};
+use crate::layout::BlockKey;
+
+/// How often the caller is asked whether it still waits.
+const ASK_EVERY: Duration = Duration::from_millis(50);
+
+impl Engine {
+    /// Stores or loads blocks and waits for the result: block `i` is `keys[i]`, in the row that `rows[i]` names by its
+    /// region and number. Rows are as long as the tier's, or as its payloads. Such a job goes the way of all others, but
+    /// for its rows and its result, which is returned.
+    ///
+    /// `gave_up` is asked every now and then on this thread; once it says true, what is not done yet is ended, and the
+    /// result says so.
+    ///
+    /// # Errors
+    /// As [`Engine::submit`]. `Timeout` when the caller has given up and the storage still holds a row: then that
+    /// operation may touch it until it ends, and the row's region keeps the memory alive.
+    pub fn transfer(
+        &self,
+        kind: JobKind,
+        keys: Vec<BlockKey>,
+        rows: &[(Arc<Region>, usize)],
+        mut gave_up: impl FnMut() -> bool,
+    ) -> Result<JobResult> {
+        let shared = &self.shared;
+        if keys.len() != rows.len() {
+            let message = format!("{} keys but {} rows: each block has one of both", keys.len(), rows.len());
+            return Err(Error::new(ErrorKind::InvalidInput, message));
+        }
+        for (region, _) in rows {
+            shared.check_access(kind, region.is_writable())?;
+        }
+        let cut = |(region, row): &(Arc<Region>, usize)| Ok((region.cut_to(shared.info.payload_bytes)?, *row));
+        let rows = rows.iter().map(cut).collect::<Result<_>>()?;
+        let (reply, result) = sync_channel(1);
+        let job = self.submit_job(kind, None, keys, Vec::new(), Some(Apart { rows, reply }))?;
+        loop {
+            match result.recv_timeout(ASK_EVERY) {
+                Ok(result) => return Ok(result),
+                Err(RecvTimeoutError::Timeout) if gave_up() => break,
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Err(Error::new(ErrorKind::Internal, "a job got lost")),
+            }
+        }
+        shared.cancel(&job);
+        result.recv_timeout(DROP_GRACE).map_err(|_| {
+            Error::new(ErrorKind::Timeout, "the storage still holds a row of a transfer that its caller gave up")
+        })
+    }
+}
+
+impl Shared {
+    /// Ends what is not done yet of a job that nobody waits for any more.
+    fn cancel(&self, job: &Arc<Job>) {
+        self.state.lock().queues.remove(job);
+        self.end_early(job, 0..job.keys.len(), ErrorKind::Timeout, "the caller stopped waiting");
+    }
+}
