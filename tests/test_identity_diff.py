@@ -122,3 +122,34 @@ class TestStoredConfig:
     def test_a_file_that_says_nothing_says_why(self, text: bytes, problem: str) -> None:
         with pytest.raises(kvtier.ConfigError, match=problem):
             StoredConfig(text)
+
+
+class TestOnDisk:
+    def test_a_tier_writes_what_its_identity_says(self, tmp_path: pathlib.Path) -> None:
+        made = identity(row_bytes=4096, model_name="组织/m")
+        with kvtier.open(tmp_path, identity=made, rows=kvtier.HostRows(1, 4096)):
+            stored = StoredConfig((tmp_path / made.base_dir() / "config.json").read_bytes())
+        assert stored.fields == made.fields
+        assert stored.compatible_with(made.config())
+        assert stored.written_by == {"kvtier": kvtier.__version__, "display_name": "组织/m"}
+
+    def test_in_the_engines_kind_it_is_the_engines_own_file(self, tmp_path: pathlib.Path) -> None:
+        made = identity(row_bytes=4096, model_name="组织/m\x7f")
+        mapper = made.file_mapper(tmp_path)
+        with kvtier.open(tmp_path, identity=made, rows=kvtier.HostRows(1, 4096), compat="vllm"):
+            written = pathlib.Path(mapper.get_config_file_path()).read_text()
+        assert written == json.dumps(mapper.get_run_config(), indent=2, sort_keys=True)
+
+    def test_an_edited_file_keeps_the_tier_from_opening(self, tmp_path: pathlib.Path) -> None:
+        made, rows = identity(row_bytes=4096), kvtier.HostRows(1, 4096)
+        config = tmp_path / made.base_dir() / "config.json"
+        config.parent.mkdir()
+        config.write_text(json.dumps({"fields": {**made.fields, "tp_size": 8, "rope": {"factor": 2}}}))
+        with pytest.raises(kvtier.IdentityMismatchError) as caught:
+            kvtier.open(tmp_path, identity=made, rows=rows)
+        assert 'tp_size is 8 on storage, 1 here; rope is {"factor":2} on storage, (absent) here' in str(caught.value)
+        config.write_text('{"fields": {"model_')
+        before = config.read_bytes()
+        with pytest.raises(kvtier.IdentityMismatchError, match=r"config\.json is unreadable: .*line 1, column 20"):
+            kvtier.open(tmp_path, identity=made, rows=rows)
+        assert config.read_bytes() == before

@@ -21,15 +21,9 @@ app = typer.Typer(
     help="What a namespace is written under, where two differ, and what protects from what.",
 )
 
-_Place = Annotated[
-    str | None,
-    typer.Argument(help="A config.json, or a namespace's directory with or without _r<rank>.", show_default=False),
-]
-_Compat = Annotated[
-    Literal["vllm"] | None, typer.Option(help="Take the facts as the engine's own tiers do.", show_default=False)
-]
-_AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")]
-
+_PLACE = typer.Argument(help="A config.json, or a namespace's directory with or without _r<rank>.", show_default=False)
+_COMPAT = typer.Option(help="Take the facts as the engine's own tiers do.", show_default=False)
+_JSON = typer.Option("--json", help="Print JSON, and nothing else.")
 
 _ROLES = {
     "hashed": "engines that differ in one of these share no blocks",
@@ -41,7 +35,14 @@ _ROLES = {
 
 @app.command()
 @takes_facts
-def show(stated: Identity | None, /, place: _Place = None, *, compat: _Compat = None, as_json: _AsJson = False) -> None:
+def show(
+    stated: Identity | None,
+    /,
+    place: Annotated[str | None, _PLACE] = None,
+    *,
+    compat: Annotated[Literal["vllm"] | None, _COMPAT] = None,
+    as_json: Annotated[bool, _JSON] = False,
+) -> None:
     """Show an identity: its fields, its digest and the directories that it names."""
     subject = _subject(place, stated, compat)
     if as_json:
@@ -65,11 +66,11 @@ def show(stated: Identity | None, /, place: _Place = None, *, compat: _Compat = 
 def diff(
     stated: Identity | None,
     /,
-    left: _Place = None,
-    right: _Place = None,
+    left: Annotated[str | None, _PLACE] = None,
+    right: Annotated[str | None, _PLACE] = None,
     *,
-    compat: _Compat = None,
-    as_json: _AsJson = False,
+    compat: Annotated[Literal["vllm"] | None, _COMPAT] = None,
+    as_json: Annotated[bool, _JSON] = False,
 ) -> None:
     """Compare two namespaces, or one with the facts that are given; exit code 1 if they share no blocks."""
     if left is None:
@@ -105,7 +106,12 @@ def diff(
 @app.command()
 @takes_facts
 def explain(
-    stated: Identity | None, /, place: _Place = None, *, compat: _Compat = None, as_json: _AsJson = False
+    stated: Identity | None,
+    /,
+    place: Annotated[str | None, _PLACE] = None,
+    *,
+    compat: Annotated[Literal["vllm"] | None, _COMPAT] = None,
+    as_json: Annotated[bool, _JSON] = False,
 ) -> None:
     """Say for each fact what it protects from, and whether it is hashed, collapsed or absent."""
     subject = _subject(place, stated, compat)
