@@ -25,6 +25,7 @@ __all__ = [
     "canonical_json",
     "check_options",
     "inspect_root",
+    "survey_root",
 ]
 
 __version__: str
@@ -662,6 +663,21 @@ def inspect_root(url: str) -> dict[str, Any]:
     Raises:
         ConfigError: It is no directory, or the URL can't be used.
         StoreUnavailableError: It can't be entered.
+    """
+
+def survey_root(url: str, patience: float) -> tuple[list[dict[str, Any]], int]:
+    """Looks at the namespaces in the directory at `url` without listing all of it; see `kvtier.cli.doctor.survey`.
+
+    Args:
+        url: As in `kvtier.open`.
+        patience: Seconds after which blocks are estimated from what was counted.
+
+    Returns:
+        What was found of each namespace, and how many were reset and are not deleted yet.
+
+    Raises:
+        ConfigError: It is no directory, or the URL can't be used.
+        StoreUnavailableError: It can't be listed.
     """
 
 @disjoint_base

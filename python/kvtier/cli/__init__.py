@@ -7,6 +7,7 @@ import typer
 import kvtier
 from kvtier.cli import identity
 from kvtier.cli.demo import demo
+from kvtier.cli.doctor import doctor
 
 app = typer.Typer(
     name="kvtier",
@@ -16,6 +17,7 @@ app = typer.Typer(
 )
 
 app.command()(demo)
+app.command()(doctor)
 app.add_typer(identity.app, name="identity")
 
 

@@ -1,6 +1,6 @@
 """Roots as commands take them: what the store itself says about a directory."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from kvtier import KvTierError
@@ -28,11 +28,20 @@ class Root:
     free_bytes: int
     """Bytes that this user can still write."""
 
+    total_files: int
+    """Files that it can hold; 0 where it has no such limit."""
+
+    free_files: int
+    """Files that this user can still make, where there is a limit."""
+
     refused: str | None = None
     """Why nothing could be tried; what follows is None then."""
 
     publishing: str | None = None
     """How files get their names when they are complete."""
+
+    unnamed_files: bool | None = None
+    """Whether unfinished files have no name, so that a killed writer leaves none behind."""
 
     direct_io_alignment: int | None = None
     """Bytes to which addresses, lengths and offsets have to be aligned; None where all goes through the page cache."""
@@ -53,3 +62,7 @@ class Root:
     def transfers(self) -> str:
         """How bytes move to and from it."""
         return "direct IO" if self.direct_io_alignment else "through the page cache"
+
+    def as_json(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return asdict(self)

@@ -34,6 +34,11 @@ def show_size(size: float) -> str:
     return f"{size:.1f} {unit}".replace(".0 ", " ")
 
 
+def show_count(count: int, what: str) -> str:
+    """``1,234 blocks``, and ``1 block``."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
 def show_rate(size: float, seconds: float) -> str:
     """Bytes in so many seconds as ``1.31 GB/s``; a dash where nothing moved."""
     return f"{size / seconds / 1e9:.2f} GB/s" if size and seconds else "-"

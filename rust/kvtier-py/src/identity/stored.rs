@@ -13,6 +13,12 @@ use crate::errors::Result;
 #[derive(PartialEq, Eq, Hash)]
 pub(crate) struct PyStoredConfig(pub(super) StoredConfig);
 
+impl From<StoredConfig> for PyStoredConfig {
+    fn from(config: StoredConfig) -> Self {
+        Self(config)
+    }
+}
+
 #[pymethods]
 impl PyStoredConfig {
     #[new]

@@ -77,7 +77,8 @@ pub(super) fn settle(
     Ok(())
 }
 
-fn read(dir: &OwnedFd) -> std::io::Result<Option<Vec<u8>>> {
+/// The text of the `config.json` in `dir`, if there is one.
+pub(super) fn read(dir: &OwnedFd) -> std::io::Result<Option<Vec<u8>>> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = match openat(dir, CONFIG_FILE_NAME, flags, Mode::empty()) {
         Ok(file) => File::from(file),

@@ -11,7 +11,7 @@ use crate::error::ErrorKind;
 use crate::layout::BlockKey;
 
 /// The directory of blocks that failed verification.
-const QUARANTINE: &str = ".quarantine";
+pub(super) const QUARANTINE: &str = ".quarantine";
 
 /// Which file it is, whatever it is called. Comparable only while one of the two files is held open: the number of a
 /// file that is gone is given to the next one.

@@ -19,6 +19,7 @@ mod read;
 mod reset;
 mod root;
 mod scan;
+mod survey;
 mod temporary;
 mod write;
 
@@ -33,6 +34,8 @@ use rustix::io::Errno;
 
 pub use publish::Publishing;
 pub use root::{Abilities, Root, RootReport};
+pub use survey::{Contents, FoundBlocks, FoundNamespace, Survey};
+pub use temporary::Unfinished;
 
 use self::locks::Claim;
 use self::reset::Sweep;

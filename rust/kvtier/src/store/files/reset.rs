@@ -14,7 +14,7 @@ use super::{Files, temporary};
 use crate::error::{Error, ErrorKind, Result};
 
 /// The directory in a root for namespaces that were reset. Whatever lies there is nobody's any more.
-const TRASH: &str = ".kvtier-trash";
+pub(super) const TRASH: &str = ".kvtier-trash";
 
 impl Files {
     /// Renames the namespace's directory away, so that every process finds an empty one from now on.

@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{AtFlags, Mode, OFlags, StatVfsMountFlags, fstatvfs, mkdirat, open, openat, unlinkat};
-use rustix::io::Errno;
+use rustix::io::{Errno, pread, pwrite};
 
-use super::publish::Publishing;
+use super::publish::{Publishing, Unpublished};
 use super::{locks, temporary};
+use crate::buffer::PAGE;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::{DirectIo, FileSystem};
 
@@ -45,6 +46,10 @@ pub struct RootReport {
     pub total_bytes: u64,
     /// Bytes that this user can still write.
     pub free_bytes: u64,
+    /// Files that the file system can hold; 0 where it has no such limit.
+    pub total_files: u64,
+    /// Files that this user can still make, where there is a limit.
+    pub free_files: u64,
     /// What was found out by trying, or why nothing could be tried.
     pub abilities: Result<Abilities>,
 }
@@ -79,7 +84,12 @@ impl Root {
         let root = Self::open(path)?;
         let space = fstatvfs(&root.dir).map_err(|e| root.failed("asking for free space", e))?;
         let trial = format!(".kvtier-trial-{}", temporary::unique_name());
-        let abilities = root.make_dir(&trial, Mode::RWXU).and_then(|dir| root.try_out(&Arc::new(dir)));
+        let abilities = root.make_dir(&trial, Mode::RWXU).and_then(|dir| {
+            let dir = Arc::new(dir);
+            let found = root.try_out(&dir)?;
+            found.try_direct_io(&dir);
+            Ok(found)
+        });
         for left in [format!("{trial}/{}", temporary::DIR), trial] {
             let _ = unlinkat(&root.dir, left, AtFlags::REMOVEDIR);
         }
@@ -87,6 +97,8 @@ impl Root {
             read_only: space.f_flag.contains(StatVfsMountFlags::RDONLY),
             total_bytes: space.f_blocks * space.f_frsize,
             free_bytes: space.f_bavail * space.f_frsize,
+            total_files: space.f_files,
+            free_files: space.f_favail,
             path: root.path,
             file_system: root.file_system,
             abilities,
@@ -141,6 +153,24 @@ impl Root {
 
     fn failed(&self, what: &str, errno: Errno) -> Error {
         Error::from_io(what, errno.into()).with("path", self.path.display())
+    }
+}
+
+impl Abilities {
+    /// Moves a page past the page cache, as a store would: a file system that refuses what it promises is believed no
+    /// more. Other failures, such as a full one, prove nothing.
+    fn try_direct_io(&self, dir: &Arc<OwnedFd>) {
+        let Some(align) = self.direct_io.alignment() else { return };
+        let len = align.max(PAGE);
+        let mut memory = vec![0; len + align];
+        let start = memory.as_ptr().align_offset(align);
+        let page = &mut memory[start..start + len];
+        let flags = OFlags::RDWR | OFlags::DIRECT;
+        let moved = Unpublished::create(dir, self.publishing, flags, Mode::RUSR | Mode::WUSR, Mode::RWXU)
+            .and_then(|file| pwrite(file.file(), page, 0).and_then(|_| pread(file.file(), page, 0)));
+        if moved == Err(Errno::INVAL) {
+            self.direct_io.turn_off();
+        }
     }
 }
 

@@ -48,7 +48,7 @@ impl Files {
 }
 
 /// A directory to be listed; `None` for what is no directory, or was one until just now.
-fn open_listing(at: impl std::os::fd::AsFd, name: &str) -> rustix::io::Result<Option<OwnedFd>> {
+pub(super) fn open_listing(at: impl std::os::fd::AsFd, name: &str) -> rustix::io::Result<Option<OwnedFd>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     match openat(at, name, flags, Mode::empty()) {
         Ok(dir) => Ok(Some(dir)),
@@ -57,10 +57,10 @@ fn open_listing(at: impl std::os::fd::AsFd, name: &str) -> rustix::io::Result<Op
     }
 }
 
-fn entries(dir: &OwnedFd) -> rustix::io::Result<Dir> {
+pub(super) fn entries(dir: &OwnedFd) -> rustix::io::Result<Dir> {
     Dir::new(dir.try_clone().map_err(|_| Errno::MFILE)?)
 }
 
-fn name_of(entry: &DirEntry) -> Option<&str> {
+pub(super) fn name_of(entry: &DirEntry) -> Option<&str> {
     entry.file_name().to_str().ok()
 }

@@ -69,40 +69,85 @@ pub(super) fn make_dir(dir: &OwnedFd, mode: Mode) -> rustix::io::Result<()> {
 /// Removes the files in [`DIR`] below `dir` whose writer is gone: those that nobody has locked. Where locks don't work,
 /// those older than `stale_after`, if that is given. Returns how many were removed.
 pub(super) fn remove_stale(dir: &OwnedFd, stale_after: Option<Duration>) -> rustix::io::Result<usize> {
-    let listing = match openat(dir, DIR, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
-        Ok(listing) => listing,
-        Err(Errno::NOENT) => return Ok(0),
-        Err(errno) => return Err(errno),
-    };
     let mut removed = 0;
-    for entry in Dir::read_from(&listing)? {
-        let entry = entry?;
-        let name = entry.file_name();
-        if matches!(name.to_bytes(), b"." | b"..") {
-            continue;
-        }
-        // Another process may tidy up at the same time, and files of other users may be out of reach: go on.
-        if remove_if_stale(&listing, name, stale_after).unwrap_or(false) {
-            removed += 1;
-        }
-    }
+    for_each(dir, |listing, name, writer| {
+        let is_stale = match writer {
+            Writer::Gone => true,
+            Writer::Alive => false,
+            Writer::Unknown { age } => stale_after.is_some_and(|limit| age > limit),
+        };
+        // Under the lock: a writer that has just made the file and not locked it yet sees that it is taken.
+        removed += usize::from(is_stale && unlinkat(listing, name, AtFlags::empty()).is_ok());
+    })?;
     Ok(removed)
 }
 
-fn remove_if_stale(dir: &OwnedFd, name: &CStr, stale_after: Option<Duration>) -> rustix::io::Result<bool> {
+/// Unfinished files, by what is known about their writers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unfinished {
+    /// Being written.
+    pub in_use: usize,
+    /// Left behind by writers that are gone; the next store to open the namespace removes them.
+    pub abandoned: usize,
+    /// Either, where files can't be locked.
+    pub undecided: usize,
+}
+
+/// Counts the files in [`DIR`] below `dir`.
+pub(super) fn look(dir: &OwnedFd) -> rustix::io::Result<Unfinished> {
+    let mut found = Unfinished::default();
+    for_each(dir, |_, _, writer| match writer {
+        Writer::Gone => found.abandoned += 1,
+        Writer::Alive => found.in_use += 1,
+        Writer::Unknown { .. } => found.undecided += 1,
+    })?;
+    Ok(found)
+}
+
+/// Who is writing an unfinished file.
+enum Writer {
+    Gone,
+    Alive,
+    /// Locks can't tell. The file was last written so long ago.
+    Unknown {
+        age: Duration,
+    },
+}
+
+/// Calls `visit` for each unfinished file with the directory that it is in, its name there, and what is known about its
+/// writer; meanwhile the file of a writer that is gone is locked. What another process takes away at the same time, and
+/// what is out of reach because it is another user's, is left out.
+fn for_each(dir: &OwnedFd, mut visit: impl FnMut(&OwnedFd, &CStr, Writer)) -> rustix::io::Result<()> {
+    let listing = match openat(dir, DIR, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
+        Ok(listing) => listing,
+        Err(Errno::NOENT) => return Ok(()),
+        Err(errno) => return Err(errno),
+    };
+    for entry in Dir::read_from(&listing)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if !matches!(name.to_bytes(), b"." | b"..")
+            && let Ok(file) = open_to_lock(&listing, name)
+            && let Ok(writer) = writer_of(&file)
+        {
+            visit(&listing, name, writer);
+        }
+    }
+    Ok(())
+}
+
+fn open_to_lock(dir: &OwnedFd, name: &CStr) -> rustix::io::Result<OwnedFd> {
     // Some network file systems lock only what is open for writing.
     let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = openat(dir, name, flags, Mode::empty())?;
-    let stale = match try_lock(&file, FlockOperation::NonBlockingLockExclusive)? {
-        Attempt::Locked => true,
-        Attempt::Held => false,
-        Attempt::Unsupported => stale_after.is_some_and(|limit| age(&file) > limit),
-    };
-    if stale {
-        // Under the lock: a writer that has just made the file and not locked it yet sees that it is taken.
-        unlinkat(dir, name, AtFlags::empty())?;
-    }
-    Ok(stale)
+    openat(dir, name, flags, Mode::empty())
+}
+
+fn writer_of(file: &OwnedFd) -> rustix::io::Result<Writer> {
+    Ok(match try_lock(file, FlockOperation::NonBlockingLockExclusive)? {
+        Attempt::Locked => Writer::Gone,
+        Attempt::Held => Writer::Alive,
+        Attempt::Unsupported => Writer::Unknown { age: age(file) },
+    })
 }
 
 fn age(file: &OwnedFd) -> Duration {
@@ -130,6 +175,7 @@ mod tests {
         let (gone, _) = create(&fd, OFlags::WRONLY, MODE, MODE).unwrap();
         drop(gone);
         std::fs::create_dir(dir.path().join(DIR).join("a directory of somebody's")).unwrap();
+        assert_eq!(look(&fd).unwrap(), Unfinished { in_use: 1, abandoned: 1, undecided: 0 });
         assert_eq!(remove_stale(&fd, None).unwrap(), 1);
         assert!(dir.path().join(&path).exists());
         drop(held);

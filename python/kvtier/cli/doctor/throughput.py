@@ -1,0 +1,178 @@
+"""What a root can move, measured through a real tier in a directory of its own."""
+
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import kvtier
+from kvtier import Identity, Lookup, TierManager
+from kvtier.cli.roots import Root
+
+JOBS_AT_ONCE = 8
+BLOCKS_PER_JOB = 8
+BUFFER_BYTES = 128 << 20
+"""Rows at most; fewer jobs of fewer blocks for large rows, two of one at least."""
+
+MOST_BYTES = 1 << 30
+"""Written for each row size at most, and never more than a part of what is free."""
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """How rows of one size move."""
+
+    row_bytes: int
+    stored: int = 0
+    """Blocks that were stored."""
+
+    store_bytes_per_second: float = 0
+    store_cpu_seconds_per_gb: float = 0
+    loaded: int = 0
+    """Blocks that were loaded; one block may count several times."""
+
+    load_bytes_per_second: float = 0
+    load_cpu_seconds_per_gb: float = 0
+    probe_seconds: float = 0
+    """Time for a block that has to be looked for, while many are asked for at once."""
+
+    failure: str | None = None
+    """Why it ended early."""
+
+    def as_json(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return asdict(self)
+
+
+def measure(root: Root, row_sizes: tuple[int, ...], seconds: float) -> list[Throughput]:
+    """Stores and loads rows of each size below `root`, for so many seconds together, and removes all of it.
+
+    A tier at the root itself would delete there what resets have set aside, and a doctor deletes nothing of others.
+    """
+    try:
+        directory = tempfile.mkdtemp(prefix=".kvtier-doctor-", dir=root.path)
+    except OSError as error:
+        return [Throughput(row_sizes[0], failure=str(error))]
+    try:
+        # All is removed at the end: file systems are slower at making files while they forget others.
+        most_bytes = min(MOST_BYTES, root.free_bytes // (10 * len(row_sizes)))
+        return [_measure(directory, row_bytes, most_bytes, seconds / len(row_sizes)) for row_bytes in row_sizes]
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _measure(directory: str, row_bytes: int, most_bytes: int, seconds: float) -> Throughput:
+    try:
+        return _measure_tier(directory, row_bytes, most_bytes, seconds)
+    except kvtier.KvTierError as error:
+        return Throughput(row_bytes, failure=str(error))
+
+
+def _measure_tier(directory: str, row_bytes: int, most_bytes: int, seconds: float) -> Throughput:
+    rows_at_most = max(2, BUFFER_BYTES // row_bytes)
+    jobs_at_once = min(JOBS_AT_ONCE, rows_at_most)
+    blocks_per_job = min(BLOCKS_PER_JOB, rows_at_most // jobs_at_once)
+    rows = kvtier.HostRows(jobs_at_once * blocks_per_job, row_bytes)
+    _fill(rows)
+    identity = Identity("kvtier-doctor", 16, dtype="uint8")
+    with kvtier.open(directory, identity=identity, rows=rows) as tier:
+        mover = _Mover(tier, jobs_at_once, blocks_per_job)
+        keys = [_key(number) for number in range(max(1, most_bytes // row_bytes))]
+        stored = mover.move(tier.submit_store, iter(mover.in_jobs(keys)), seconds / 2)
+        there = keys[: stored.blocks]
+        probe_seconds = _probe(tier, there)
+        loaded = mover.move(tier.submit_load, _again_and_again(mover.in_jobs(there)), seconds / 2)
+    return Throughput(
+        row_bytes=row_bytes,
+        stored=stored.blocks,
+        store_bytes_per_second=stored.rate,
+        store_cpu_seconds_per_gb=stored.cpu_per_gb,
+        loaded=loaded.blocks,
+        load_bytes_per_second=loaded.rate,
+        load_cpu_seconds_per_gb=loaded.cpu_per_gb,
+        probe_seconds=probe_seconds,
+        failure=stored.failure or loaded.failure,
+    )
+
+
+@dataclass
+class _Moved:
+    blocks: int = 0
+    bytes: int = 0
+    seconds: float = 0
+    cpu_seconds: float = 0
+    failure: str | None = None
+
+    @property
+    def rate(self) -> float:
+        return self.bytes / self.seconds if self.seconds else 0
+
+    @property
+    def cpu_per_gb(self) -> float:
+        return self.cpu_seconds / self.bytes * 1e9 if self.bytes else 0
+
+
+class _Mover:
+    """Keeps a tier busy: each job has rows of its own, and the next one begins when one ends."""
+
+    def __init__(self, tier: TierManager, jobs_at_once: int, blocks_per_job: int) -> None:
+        self.tier = tier
+        self.slots = range(jobs_at_once)
+        self.blocks_per_job = blocks_per_job
+
+    def in_jobs(self, keys: list[bytes]) -> list[list[bytes]]:
+        return [keys[first : first + self.blocks_per_job] for first in range(0, len(keys), self.blocks_per_job)]
+
+    def move(self, submit: Callable[..., None], jobs: Iterator[list[bytes]], seconds: float) -> _Moved:
+        """Moves the blocks of `jobs` in their order, until there are no more or the time is over."""
+        moved = _Moved()
+        free = list(self.slots)
+        begun, cpu_begun = time.monotonic(), time.process_time()
+        while True:
+            is_over = moved.failure or time.monotonic() - begun >= seconds
+            while free and not is_over and (keys := next(jobs, None)):
+                slot = free.pop()
+                first_row = slot * self.blocks_per_job
+                submit(slot, keys, range(first_row, first_row + len(keys)))
+            if len(free) == len(self.slots):
+                break
+            self.tier.wait()
+            for result in self.tier.get_finished_jobs():
+                free.append(result.job_id)
+                moved.blocks += len(result.successful_keys)
+                moved.bytes += result.transfer_bytes
+                for error in result.failures.values():
+                    moved.failure = moved.failure or error.message
+        moved.seconds = time.monotonic() - begun
+        moved.cpu_seconds = time.process_time() - cpu_begun
+        return moved
+
+
+def _fill(rows: kvtier.HostRows) -> None:
+    """With what no file system can compress."""
+    once = os.urandom(rows.row_bytes)
+    memory = memoryview(rows).cast("B")
+    for first in range(0, len(memory), rows.row_bytes):
+        memory[first : first + rows.row_bytes] = once
+
+
+def _probe(tier: TierManager, keys: list[bytes]) -> float:
+    tier.forget()
+    begun = time.monotonic()
+    while Lookup.RETRY in tier.lookup_many(keys, request="doctor"):
+        time.sleep(0.0005)
+    tier.release("doctor")
+    return (time.monotonic() - begun) / max(1, len(keys))
+
+
+def _key(number: int) -> bytes:
+    return hashlib.sha256(b"%d" % number).digest() + bytes(4)
+
+
+def _again_and_again(jobs: list[list[bytes]]) -> Iterator[list[bytes]]:
+    while jobs:
+        yield from jobs
