@@ -420,3 +420,69 @@ fn a_file_that_shrinks_while_it_is_read_is_short() {
     harness.load(1).unwrap();
     harness.assert_row_is_block(1);
 }
+
+/// An engine that writes to a row while a load has it, against what it has promised.
+fn disturb_the_row_after_each_read(stage: &Stage, harness: &Harness) {
+    for _ in 0..8 {
+        let region = Arc::clone(harness.region());
+        stage.then(move |_| {
+            if let Ok(mut row) = RowLease::unbounded(&region, 0).unwrap().enter() {
+                row.copy_from(&vec![0xEE; region.row_bytes()]).unwrap();
+            }
+        });
+    }
+}
+
+#[test]
+fn a_row_that_is_changed_while_it_is_filled_costs_no_file() {
+    let stage = Stage::new(|config| config.reads_into_rows = Some(true));
+    let harness = stage.harness();
+    harness.store(0).unwrap();
+    let good = fs::read(stage.path(0)).unwrap();
+    disturb_the_row_after_each_read(&stage, &harness);
+    harness.load(0).unwrap();
+    harness.assert_row_is_block(0);
+    assert!(fs::read(stage.path(0)).unwrap() == good, "only what was read into memory of kvtier's own is a proof");
+    stage.assert_tidy();
+}
+
+#[test]
+fn a_link_is_no_block_wherever_it_leads() {
+    for quarantine in [false, true] {
+        let stage = Stage::new(if quarantine { |c| c.quarantine = true } else { |_| {} });
+        let harness = stage.harness();
+        for n in 0..2 {
+            harness.store(n).unwrap();
+        }
+        let elsewhere = stage.place.root().join("elsewhere");
+        fs::rename(stage.path(0), &elsewhere).unwrap();
+        for target in [elsewhere.as_path(), &stage.path(1), Path::new("nowhere"), Path::new("/dev/zero")] {
+            std::os::unix::fs::symlink(target, stage.path(0)).unwrap();
+            assert!(matches!(harness.probe(0), Probed::Absent), "{target:?}");
+            assert_eq!(harness.load(0).unwrap_err().kind(), ErrorKind::Foreign, "{target:?}");
+            assert_eq!(harness.store(0).unwrap_err().kind(), ErrorKind::Foreign, "{target:?}");
+            assert_eq!(harness.scan(), [key(1)]);
+            assert_eq!(fs::read_link(stage.path(0)).unwrap(), target, "left for whoever made it");
+            fs::remove_file(stage.path(0)).unwrap();
+        }
+        harness.load(1).unwrap();
+        stage.assert_tidy();
+    }
+}
+
+#[test]
+fn a_file_with_names_in_two_namespaces_loses_the_wrong_one_only() {
+    let stage = Stage::new(|_| {});
+    let harness = stage.harness();
+    harness.store(0).unwrap();
+    let other = Open { letter: 'z', ..stage.open };
+    let wrong = stage.place.path(&other, &key(0));
+    fs::create_dir_all(wrong.parent().unwrap()).unwrap();
+    fs::hard_link(stage.path(0), &wrong).unwrap();
+    let stranger = Harness::open(&stage.place, &other, 1);
+    assert_eq!(stranger.load(0).unwrap_err().kind(), ErrorKind::WrongIdentity);
+    assert!(!wrong.exists());
+    harness.clear(0);
+    harness.load(0).unwrap();
+    harness.assert_row_is_block(0);
+}

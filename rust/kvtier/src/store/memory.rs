@@ -88,7 +88,7 @@ impl MemoryStore {
         self.check_writable()?;
         self.check_row(&row)?;
         let location = Location::default();
-        if self.is_stored(key) {
+        if self.get(key).map_or(Ok(false), |known| self.stands(&known))? {
             return Ok(Stored { location, bytes: 0 });
         }
         let mut block = vec![0; self.format.block_bytes()];
@@ -99,7 +99,7 @@ impl MemoryStore {
         self.format.seal(key, [&*payload], SystemTime::now(), tail);
         let mut blocks = self.shelf.lock();
         let known = blocks.entry(self.name_of(key)).or_default();
-        if known.len() != block.len() {
+        if !self.stands(known)? {
             *known = block.into();
         }
         drop(blocks);
@@ -137,6 +137,18 @@ impl MemoryStore {
             return Ok(());
         }
         Err(Error::new(ErrorKind::InvalidInput, format!("a row of {found} bytes for blocks of {expected}")))
+    }
+
+    /// Whether bytes that have a block's name are to be taken for it: those of another length make room.
+    ///
+    /// # Errors
+    /// `UnsupportedVersion` for a newer format's, which stay.
+    fn stands(&self, known: &[u8]) -> Result<bool> {
+        if known.len() == self.format.block_bytes() {
+            return Ok(true);
+        }
+        let error = self.format.wrong_length(known.len() as u64, known.last_chunk());
+        if error.kind().is_proof_of_damage() { Ok(false) } else { Err(error) }
     }
 
     fn is_stored(&self, key: BlockKey) -> bool {

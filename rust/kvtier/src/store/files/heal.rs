@@ -2,12 +2,13 @@
 
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{AtFlags, Mode, OFlags, Stat, fstat, mkdirat, openat, renameat, statat, unlinkat};
+use rustix::fs::{AtFlags, Mode, OFlags, Stat, mkdirat, renameat, statat, unlinkat};
 use rustix::io::Errno;
 
 use super::publish::move_without_replacing;
+use super::read::Opened;
 use super::{Files, temporary};
-use crate::error::ErrorKind;
+use crate::error::{ErrorKind, Result};
 use crate::layout::BlockKey;
 
 /// The directory of blocks that failed verification.
@@ -38,19 +39,24 @@ impl Files {
     }
 
     /// The same for a file of the wrong length that stands where a block is to be stored, and that was seen once.
-    pub(super) fn remove_if_still_wrong_length(&self, dir: &OwnedFd, key: &BlockKey, seen: FileId) {
-        let removed = (|| {
-            // Held open for as long as its number matters.
-            let held = openat(dir, key.path().as_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-            let found = fstat(&held)?;
-            match found.st_size.cmp(&self.block_len()) {
-                _ if FileId::of(&found) != seen => Ok(()),
-                std::cmp::Ordering::Less => self.move_aside(dir, key, seen, ErrorKind::Short),
-                std::cmp::Ordering::Equal => Ok(()),
-                std::cmp::Ordering::Greater => self.move_aside(dir, key, seen, ErrorKind::Long),
-            }
-        })();
-        self.warn_unless_gone(key, removed);
+    ///
+    /// # Errors
+    /// Why the file has to stay: its length is a newer format's, or it can't be looked at.
+    pub(super) fn remove_if_still_wrong_length(&self, dir: &OwnedFd, key: &BlockKey, seen: FileId) -> Result<()> {
+        // Held open for as long as its number matters.
+        let held = match Opened::at(dir, key.path().as_str(), OFlags::empty()) {
+            Err(error) if error.kind() == ErrorKind::Missing => return Ok(()),
+            held => held?,
+        };
+        if held.id != seen || held.length == self.block_len() {
+            return Ok(());
+        }
+        let error = self.wrong_length(&held);
+        if !error.kind().is_proof_of_damage() {
+            return Err(error);
+        }
+        self.warn_unless_gone(key, self.move_aside(dir, key, seen, error.kind()));
+        Ok(())
     }
 
     fn warn_unless_gone(&self, key: &BlockKey, removed: rustix::io::Result<()>) {
@@ -74,7 +80,7 @@ impl Files {
             Err(Errno::NOENT) => return Ok(()),
             moved => moved?,
         }
-        let is_bad = FileId::of(&statat(dir, aside.as_str(), AtFlags::empty())?) == bad;
+        let is_bad = FileId::of(&statat(dir, aside.as_str(), AtFlags::SYMLINK_NOFOLLOW)?) == bad;
         if is_bad {
             log::warn!("removed a block that failed verification ({why}): {}", self.full_path(key).display());
         } else {

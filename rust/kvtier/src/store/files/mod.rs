@@ -183,7 +183,7 @@ impl Files {
 
     /// The length of the file under a block's name, if it's a regular one.
     fn probe_one(&self, key: &BlockKey) -> Probed {
-        match statat(&self.root, self.below_root(key), AtFlags::empty()) {
+        match statat(&self.root, self.below_root(key), AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) if is_file(&stat) && stat.st_size == self.block_len() => Probed::Present(Location::default()),
             Ok(_) | Err(Errno::NOENT | Errno::NOTDIR) => Probed::Absent,
             Err(errno) => Probed::Unknown(self.failed("looking for a block", key, errno)),
@@ -222,6 +222,10 @@ impl Files {
 
 fn is_file(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+}
+
+fn no_file() -> Error {
+    Error::new(ErrorKind::Foreign, "something that is no file has the block's name")
 }
 
 impl BlockStore for FilesStore {

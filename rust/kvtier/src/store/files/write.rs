@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use super::heal::FileId;
 use super::publish::Unpublished;
-use super::{Files, Route, is_file};
+use super::{Files, Route, is_file, no_file};
 use crate::buffer::{IoMemory, RowLease};
 use crate::config::Durability;
 use crate::error::{Error, ErrorKind, Result};
@@ -137,20 +137,21 @@ impl Files {
         write.file.publish(write.path.as_str()).map(|()| true)
     }
 
-    /// Whether the block is there. A file of the wrong length under its name is none, and makes room.
+    /// Whether the block is there. A file of the wrong length under its name is none, and makes room, unless it is a
+    /// newer format's.
     fn is_stored(&self, dir: &OwnedFd, key: &BlockKey) -> Result<bool> {
-        let found = match statat(dir, key.path().as_str(), AtFlags::empty()) {
+        let found = match statat(dir, key.path().as_str(), AtFlags::SYMLINK_NOFOLLOW) {
             Ok(found) => found,
             Err(Errno::NOENT | Errno::NOTDIR) => return Ok(false),
             Err(errno) => return Err(failed("looking for the block", errno)),
         };
         if !is_file(&found) {
-            return Err(Error::new(ErrorKind::Foreign, "something that is no file has the block's name"));
+            return Err(no_file());
         }
         if found.st_size == self.block_len() {
             return Ok(true);
         }
-        self.remove_if_still_wrong_length(dir, key, FileId::of(&found));
+        self.remove_if_still_wrong_length(dir, key, FileId::of(&found))?;
         Ok(false)
     }
 
