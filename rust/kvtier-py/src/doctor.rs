@@ -63,7 +63,7 @@ fn directory_at(url: &str) -> kvtier::error::Result<PathBuf> {
     }
 }
 
-fn namespace_as_dict<'py>(py: Python<'py>, namespace: FoundNamespace) -> Result<Bound<'py, PyDict>> {
+fn namespace_as_dict(py: Python<'_>, namespace: FoundNamespace) -> Result<Bound<'_, PyDict>> {
     let found = PyDict::new(py);
     found.set_item("base_dir", namespace.base_dir)?;
     match namespace.config {
