@@ -3,6 +3,7 @@
 import array
 import asyncio
 import gc
+import pickle
 import select
 import signal
 import threading
@@ -513,13 +514,22 @@ class TestEventsAndStats:
         assert len(stats.stores.latency_counts) == len(kvtier.metrics.LATENCY_BUCKETS) + 1
 
     def test_results_are_values(self) -> None:
-        result = kvtier.JobResult(
-            1, "load", success=True, successful_keys=(), failures={}, transfer_time=0.5, transfer_bytes=1
-        )
-        with pytest.raises(AttributeError):
-            result.job_id = 2  # type: ignore[misc]
-        assert not hasattr(result, "__dict__")
-        result.raise_for_failures()
+        error = kvtier.BlockError("io", "says no")
+        result = kvtier.JobResult(7, "load", False, [KEYS[0]], {KEYS[1]: error}, 0.5, 4096)
+        for value in (result, error, kvtier.Event("removed", KEYS[0], "missing"), kvtier.Event("cleared")):
+            copy = pickle.loads(pickle.dumps(value))  # noqa: S301 - made here
+            assert copy == value
+            assert repr(copy) == repr(value)
+            assert eval(repr(value), vars(kvtier)) == value  # noqa: S307 - made here
+            assert value != "text"
+            with pytest.raises(AttributeError):
+                copy.kind = "other"
+        with pytest.raises(TypeError):
+            result.failures[KEYS[2]] = error  # type: ignore[index]
+        with pytest.raises(TypeError, match="unhashable"):
+            hash(result)
+        assert hash(error) == hash(kvtier.BlockError("io", "says no"))
+        kvtier.JobResult(7, "load", True, [], {}, 0.5, 0).raise_for_failures()
 
     def test_failures_raise_on_demand(self, tier: kvtier.TierManager) -> None:
         tier.submit_load(1, [make_key(98), make_key(99)], [0, 1])

@@ -1,12 +1,15 @@
 """kvtier: the storage tier below GPU and host memory in KV-cache offloading of LLM engines."""
 
 from kvtier._kvtier import (
+    BlockError,
     Compatibility,
     Difference,
+    Event,
     Explanation,
     FileMapper,
     HostRows,
     Identity,
+    JobResult,
     StoredConfig,
     __version__,
     canonical_json,
@@ -27,9 +30,9 @@ from kvtier.errors import (
     TierClosedError,
     UnsupportedError,
 )
+from kvtier.lookup import Lookup
 from kvtier.manager import TierManager, open  # noqa: A004 - read as `kvtier.open`
 from kvtier.metrics import TierStats, TrafficStats
-from kvtier.results import BlockError, Event, JobResult, Lookup
 
 __all__ = [
     "BlockError",

@@ -2,22 +2,25 @@
 
 import os
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol, Self, TypeAlias, TypedDict, final
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeAlias, TypedDict, final
 
 from typing_extensions import Buffer, CapsuleType, disjoint_base
 
-from kvtier.results import Event, JobResult, Lookup
+from kvtier.lookup import Lookup
 
 __all__ = [
     "ERROR_KINDS",
     "LATENCY_BUCKETS",
+    "BlockError",
     "Compatibility",
     "Difference",
+    "Event",
     "Explanation",
     "Faults",
     "FileMapper",
     "HostRows",
     "Identity",
+    "JobResult",
     "Rows",
     "StoredConfig",
     "Tier",
@@ -830,6 +833,100 @@ class Tier:
 
     def _abandon_in_child(self) -> None:
         """In a forked child: gives up locks on storage that are shared with the parent."""
+
+@final
+class JobResult:
+    """What became of a job. Each job has exactly one."""
+
+    def __new__(
+        cls,
+        job_id: int,
+        kind: Literal["store", "load"],
+        success: bool,
+        successful_keys: Iterable[bytes],
+        failures: Mapping[bytes, BlockError],
+        transfer_time: float,
+        transfer_bytes: int,
+    ) -> Self: ...
+    @property
+    def job_id(self) -> int:
+        """The number that it was submitted under."""
+
+    @property
+    def kind(self) -> Literal["store", "load"]:
+        """Which way its blocks went."""
+
+    @property
+    def success(self) -> bool:
+        """Whether every block succeeded."""
+
+    @property
+    def successful_keys(self) -> tuple[bytes, ...]:
+        """The keys of the blocks that succeeded, as submitted."""
+
+    @property
+    def failures(self) -> Mapping[bytes, BlockError]:
+        """The reason for each block that failed. After a failed load the bytes of its row are undefined."""
+
+    @property
+    def transfer_time(self) -> float:
+        """Seconds from submission to the last block's end."""
+
+    @property
+    def transfer_bytes(self) -> int:
+        """Payload bytes that moved. A block that was stored already moves none."""
+
+    def raise_for_failures(self) -> None:
+        """Raises the first failed block's error, as a `KvTierError` of its kind, if any block failed."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+
+    def __getnewargs__(self) -> tuple[Any, ...]: ...
+
+@final
+class BlockError:
+    """Why one block of a job failed."""
+
+    def __new__(cls, kind: str, message: str) -> Self: ...
+    @property
+    def kind(self) -> str:
+        """A stable name to switch on; the same names that `KvTierError.kind` has."""
+
+    @property
+    def message(self) -> str:
+        """For a person."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __getnewargs__(self) -> tuple[str, str]: ...
+
+@final
+class Event:
+    """Something that became true of a block, for those who route requests by content."""
+
+    def __new__(
+        cls, kind: Literal["stored", "removed", "cleared"], key: bytes | None = None, reason: str | None = None
+    ) -> Self: ...
+    @property
+    def kind(self) -> Literal["stored", "removed", "cleared"]:
+        """What happened.
+
+        `stored`: every reader sees the block (also when it was there before). `removed`: it was missing or proven bad
+        when it was loaded. `cleared`: the namespace was reset, so all blocks are gone.
+        """
+
+    @property
+    def key(self) -> bytes | None:
+        """The block; None for `cleared`."""
+
+    @property
+    def reason(self) -> str | None:
+        """Why it was removed, as in `BlockError.kind`; None otherwise."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __getnewargs__(self) -> tuple[str, bytes | None, str | None]: ...
 
 @final
 class Faults:

@@ -64,16 +64,22 @@ pub(crate) fn guarded<T>(f: impl FnOnce() -> Result<T>) -> Result<T> {
     })
 }
 
-/// The exception for `error`; `kvtier.errors` knows which class each kind is.
-pub(crate) fn exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>> {
-    static NEW: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+/// The exception for `error`.
+fn exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>> {
     let key = error.fact("key").map(from_hex);
-    NEW.import(py, "kvtier.errors", "error_of_kind")?.call1((
-        error.kind().as_str(),
-        error.to_string(),
-        key.as_deref(),
-        error.fact("path"),
-    ))
+    exception_of_kind(py, error.kind().as_str(), &error.to_string(), key.as_deref(), error.fact("path"))
+}
+
+/// The exception for a failure; `kvtier.errors` knows which class each kind is.
+pub(crate) fn exception_of_kind<'py>(
+    py: Python<'py>,
+    kind: &str,
+    message: &str,
+    key: Option<&[u8]>,
+    path: Option<&str>,
+) -> PyResult<Bound<'py, PyAny>> {
+    static NEW: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    NEW.import(py, "kvtier.errors", "error_of_kind")?.call1((kind, message, key, path))
 }
 
 /// The bytes of a key as errors show it.

@@ -40,6 +40,8 @@ mod _kvtier {
         PyCompatibility, PyDifference, PyExplanation, PyFileMapper, PyIdentity, PyStoredConfig, canonical_json,
     };
     #[pymodule_export]
+    use super::results::{BlockError, Event, JobResult};
+    #[pymodule_export]
     use super::rows::Rows;
     #[pymodule_export]
     use super::tier::Tier;

@@ -16,6 +16,7 @@ use crate::errands::{self, RunOnDrop};
 use crate::errors::{Result, guarded};
 use crate::faults::Faults;
 use crate::identity::PyIdentity;
+use crate::results::{Event, JobResult};
 use crate::rows::{blocks_of, region_of};
 use crate::{logging, results, stats};
 
@@ -142,12 +143,8 @@ impl Tier {
         attend(py);
         self.levels.look(py);
         guarded(|| {
-            let finished = self.engine.poll()?;
-            let results = PyList::empty(py);
-            for result in &finished {
-                results.append(results::job_result(py, result)?)?;
-            }
-            Ok(results)
+            let results = self.engine.poll()?;
+            Ok(PyList::new(py, results.iter().map(|r| JobResult::of(py, r)).collect::<PyResult<Vec<_>>>()?)?)
         })
     }
 
@@ -182,14 +179,7 @@ impl Tier {
     /// What has happened to blocks since the last call, in order.
     fn take_events<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyList>> {
         attend(py);
-        guarded(|| {
-            let taken = self.engine.take_events()?;
-            let events = PyList::empty(py);
-            for event in &taken {
-                events.append(results::event(py, event)?)?;
-            }
-            Ok(events)
-        })
+        guarded(|| Ok(PyList::new(py, self.engine.take_events()?.iter().map(Event::from))?))
     }
 
     /// Counters and the moment's numbers, as nested dictionaries.
@@ -199,12 +189,12 @@ impl Tier {
     }
 
     /// Stores blocks from memory beside the tier's rows, and waits for the result.
-    fn store<'py>(&self, keys: &Bound<'py, PyAny>, tensors: &Bound<'py, PyAny>) -> Result<Bound<'py, PyAny>> {
+    fn store<'py>(&self, keys: &Bound<'py, PyAny>, tensors: &Bound<'py, PyAny>) -> Result<JobResult> {
         self.transfer(JobKind::Store, keys, tensors)
     }
 
     /// Loads blocks into memory beside the tier's rows, and waits for the result.
-    fn load<'py>(&self, keys: &Bound<'py, PyAny>, tensors: &Bound<'py, PyAny>) -> Result<Bound<'py, PyAny>> {
+    fn load<'py>(&self, keys: &Bound<'py, PyAny>, tensors: &Bound<'py, PyAny>) -> Result<JobResult> {
         self.transfer(JobKind::Load, keys, tensors)
     }
 
@@ -301,12 +291,7 @@ impl Tier {
         })
     }
 
-    fn transfer<'py>(
-        &self,
-        kind: JobKind,
-        keys: &Bound<'py, PyAny>,
-        tensors: &Bound<'py, PyAny>,
-    ) -> Result<Bound<'py, PyAny>> {
+    fn transfer<'py>(&self, kind: JobKind, keys: &Bound<'py, PyAny>, tensors: &Bound<'py, PyAny>) -> Result<JobResult> {
         let py = keys.py();
         attend(py);
         let done = guarded(|| {
@@ -321,7 +306,7 @@ impl Tier {
             });
             match interrupt {
                 Some(interrupt) => Err(interrupt.into()),
-                None => Ok(results::job_result(py, &done?)?),
+                None => Ok(JobResult::of(py, &done?)?),
             }
         });
         attend(py); // the tensors' owners

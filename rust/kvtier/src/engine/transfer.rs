@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::job::{Apart, Job};
 use super::{DROP_GRACE, Engine, JobKind, JobResult, Shared};
@@ -39,22 +40,30 @@ impl Engine {
         for (region, _) in rows {
             shared.check_access(kind, region.is_writable())?;
         }
+        let holders: Vec<_> = rows.iter().map(|(region, _)| (region, Arc::strong_count(region))).collect();
         let cut = |(region, row): &(Arc<Region>, usize)| Ok((region.cut_to(shared.info.payload_bytes)?, *row));
         let rows = rows.iter().map(cut).collect::<Result<_>>()?;
         let (reply, result) = sync_channel(1);
         let job = self.submit_job(kind, None, keys, Vec::new(), Some(Apart { rows, reply }))?;
-        loop {
-            match result.recv_timeout(ASK_EVERY) {
-                Ok(result) => return Ok(result),
-                Err(RecvTimeoutError::Timeout) if gave_up() => break,
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return Err(Error::new(ErrorKind::Internal, "a job got lost")),
-            }
+        let mut answer = result.recv_timeout(ASK_EVERY);
+        while matches!(answer, Err(RecvTimeoutError::Timeout)) && !gave_up() {
+            answer = result.recv_timeout(ASK_EVERY);
         }
-        shared.cancel(&job);
-        result.recv_timeout(DROP_GRACE).map_err(|_| {
-            Error::new(ErrorKind::Timeout, "the storage still holds a row of a transfer that its caller gave up")
-        })
+        if answer.is_err() {
+            shared.cancel(&job);
+            answer = result.recv_timeout(DROP_GRACE);
+        }
+        drop(job);
+        let answer = answer.map_err(|_| {
+            let reason = "the storage still holds a row of a transfer that its caller gave up";
+            Error::new(ErrorKind::Timeout, reason)
+        })?;
+        // An operation lets go of its row a moment after its outcome; the caller shall have the memory for itself.
+        let until = Instant::now() + DROP_GRACE;
+        while holders.iter().any(|(region, n)| Arc::strong_count(region) > *n) && Instant::now() < until {
+            thread::yield_now();
+        }
+        Ok(answer)
     }
 }
 
