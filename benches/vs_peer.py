@@ -130,7 +130,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--row-bytes", type=parse_size, action="append", help="only rows of this size, such as 2MiB")
     parser.add_argument("--threads", type=int, default=4, help="IO threads of kvtier and of the thread pools")
     parser.add_argument(
-        "--memory-bytes", type=int, help="bytes that pass while memory is watched (4 GiB, quick: 1 GiB)"
+        "--memory-bytes", type=parse_size, help="what passes while memory is watched (4GiB, quick: 1GiB)"
     )
     parser.add_argument("--json", type=Path, help="file for all figures")
     options = parser.parse_args()
@@ -158,7 +158,7 @@ def _run(console: Console, root: Path, options: argparse.Namespace) -> None:
         _print_rounds(console, row_bytes, measured, plan[row_bytes])
     with console.status("memory, and a thread that counts …"):
         growth = memory_growth(_made(root / "memory"), options.memory_bytes)
-        kept = counting_share(_made(root / "counting"), 1 << 30, rounds=1 if options.quick else 3)
+        kept = counting_share(_made(root / "counting"), (1 << 30) // share, rounds=3)
     targets = _targets(costs, rounds, growth, kept)
     _print_targets(console, targets)
     if options.json:

@@ -88,8 +88,9 @@ def _show_shared(console: Console, part: Part) -> None:
         table.add_row(str(rank), str(report.pid), *counts, moved)
     console.print()
     _print_indented(console, table)
+    console.print()
     for name in part.namespaces:
-        _print_indented(console, Text.assemble("\nall below ", (f"{name}/", "cyan"), overflow="fold"))
+        _print_indented(console, Text.assemble("all below ", (f"{name}/", "cyan"), overflow="fold"))
 
 
 def _show_unshared(console: Console, outcome: Outcome) -> None:

@@ -1,0 +1,30 @@
+"""The side-by-side benchmark runs to its end; its figures are not judged here."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).resolve().parent.parent / "benches" / "vs_peer.py"
+
+
+@pytest.mark.slow
+def test_the_benchmark_measures_each_way_and_leaves_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    root, figures = tmp_path / "root", tmp_path / "figures.json"
+    root.mkdir()
+    options = ["--quick", "--rounds", "1", "--row-bytes", "64KiB", "--memory-bytes", "32MiB"]
+    command = [sys.executable, str(BENCH), "--root", str(root), "--json", str(figures), *options]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "thread pool, direct" in ran.stdout
+    assert list(root.iterdir()) == []
+
+    found = json.loads(figures.read_text())
+    [passes] = found["rounds"][str(64 << 10)]
+    assert {"kvtier", "kvtier, raw", "thread pool, buffered", "safetensors", "torch.save"} <= passes.keys()
+    assert all(moved["seconds"] > 0 for one in passes.values() for moved in (one["store"], one["load"]))
+    assert found["us_per_key"]["lookup"] > 0
+    assert {target["what"] for target in found["targets"]} >= {"submit, jobs of 32", "memory beyond the rows"}
