@@ -1,0 +1,81 @@
+"""Ends of tiers under valgrind: no access to memory that was freed or never was.
+
+Only addresses are checked; CPython's own code uses values that valgrind takes for uninitialised.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+PRELUDE = """
+import gc, os, sys
+import kvtier
+from kvtier.testing import make_key
+
+IDENTITY = kvtier.Identity("org/model", 16, dtype="bfloat16")
+KEYS = [make_key(i) for i in range(64)]
+
+def open_tier(rows):
+    tier = kvtier.open(URL, identity=IDENTITY, rows=rows)
+    for job_id in range(1000):
+        (tier.submit_store, tier.submit_load)[job_id % 2](job_id, KEYS[:8], range(8))
+    return tier
+
+memory = bytearray(64 * 4096)
+rows = memoryview(memory).cast("B", (64, 4096))
+"""
+
+PROGRAMS = {
+    "exit": "tier = open_tier(rows)",
+    "exit with HostRows": "tier = open_tier(kvtier.HostRows(64, 4096))",
+    "all dropped": """
+        tier = open_tier(rows)
+        del tier, rows, memory
+        gc.collect()
+        """,
+    "results taken": """
+        tier = open_tier(rows)
+        assert tier.drain_jobs(300)
+        assert len(tier.get_finished_jobs()) == 1000
+        """,
+    "fork": """
+        tier = open_tier(rows)
+        child = os.fork()
+        if child == 0:
+            del tier, rows, memory
+            gc.collect()
+            with kvtier.open(URL, identity=IDENTITY, rows=kvtier.HostRows(4, 4096)) as own:
+                own.store(KEYS[60:], [bytes(4096)] * 4).raise_for_failures()
+            sys.exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        """,
+    "blocks beside the rows": """
+        tier = open_tier(rows)
+        for _ in range(20):
+            tier.store(KEYS[:4], [bytes(4096) for _ in range(4)])
+            tier.load(KEYS[:4], bytearray(4 * 4096)).raise_for_failures()
+        """,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+@pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
+def test_with_1000_jobs_in_flight(program: str, url: str) -> None:
+    ended = subprocess.run(
+        [
+            *("valgrind", "--quiet", "--undef-value-errors=no", "--error-exitcode=99"),
+            *(sys.executable, "-c", f"URL = {url!r}\n{PRELUDE}\n{textwrap.dedent(program)}"),
+        ],
+        env={**os.environ, "PYTHONMALLOC": "malloc"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
