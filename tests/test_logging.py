@@ -1,8 +1,10 @@
 """The core's log records in Python's logging."""
 
 import logging
+import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -105,13 +107,48 @@ def test_a_handler_may_use_the_tier(faulty: kvtier.TierManager, faults: Faults) 
     handler = Handler()
     logging.getLogger("kvtier").addHandler(handler)
     try:
-        faults.inject("probe", "fail", kind="io", times=2)
+        faults.inject("probe", "fail", kind="io")
         probe(faulty, 1)
-        probe(faulty, 2)
         faulty.get_finished_jobs()
     finally:
         logging.getLogger("kvtier").removeHandler(handler)
-    assert len(seen) == 2
+    assert len(seen) == 1
+
+
+def test_what_a_signal_handler_raises_while_a_record_is_handled_is_raised_by_the_call(
+    faulty: kvtier.TierManager, faults: Faults
+) -> None:
+    class Handler(logging.Handler):
+        def emit(self, _record: logging.LogRecord) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    handler = Handler()
+    logging.getLogger("kvtier").addHandler(handler)
+    try:
+        faults.inject("probe", "fail", kind="io")
+        with pytest.raises(KeyboardInterrupt):
+            wait_until(lambda: faulty.lookup(make_key(1)) is None)
+    finally:
+        logging.getLogger("kvtier").removeHandler(handler)
+
+
+def test_what_happens_to_many_blocks_is_said_once_in_a_while(
+    identity: kvtier.Identity, rows: kvtier.HostRows, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = [make_key(number) for number in range(64)]
+    with kvtier.open(tmp_path, identity=identity, rows=rows) as tier:
+        tier.submit_store(1, keys, range(64))
+        tier.drain_jobs()
+        tier.get_finished_jobs()
+        for path in tmp_path.rglob("*.bin"):
+            path.write_bytes(b"damaged")
+        tier.submit_load(2, keys, range(64))
+        tier.drain_jobs()
+        assert {error.kind for error in tier.get_finished_jobs()[0].failures.values()} == {"short"}
+        tier.stats()
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        "removed a block that failed verification (short)"
+    ]
 
 
 def test_a_handler_that_fails_harms_nobody(

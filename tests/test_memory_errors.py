@@ -21,17 +21,18 @@ KEYS = [make_key(i) for i in range(64)]
 
 def open_tier(rows):
     tier = kvtier.open(URL, identity=IDENTITY, rows=rows)
-    for job_id in range(1000):
-        (tier.submit_store, tier.submit_load)[job_id % 2](job_id, KEYS[:8], range(8))
+    for job_id in range(0, 1000, 2):
+        tier.submit_store(job_id, KEYS[:8], range(8))
+        tier.submit_load(job_id + 1, [KEYS[job_id % 8]], [8 + job_id // 2])
     return tier
 
-memory = bytearray(64 * 4096)
-rows = memoryview(memory).cast("B", (64, 4096))
+memory = bytearray(512 * 4096)
+rows = memoryview(memory).cast("B", (512, 4096))
 """
 
 PROGRAMS = {
     "exit": "tier = open_tier(rows)",
-    "exit with HostRows": "tier = open_tier(kvtier.HostRows(64, 4096))",
+    "exit with HostRows": "tier = open_tier(kvtier.HostRows(512, 4096))",
     "all dropped": """
         tier = open_tier(rows)
         del tier, rows, memory

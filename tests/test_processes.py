@@ -21,12 +21,13 @@ KEYS = [make_key(i) for i in range(64)]
 
 def open_tier(rows=None, **options):
     if rows is None:
-        rows = np.ones((64, 65536), dtype=np.uint8)
+        rows = np.ones((512, 8192), dtype=np.uint8)
     return kvtier.open(URL, identity=IDENTITY, rows=rows, **options)
 
 def submit(tier, jobs=1000):
-    for job_id in range(jobs):
-        (tier.submit_store, tier.submit_load)[job_id % 2](job_id, KEYS[:8], range(8))
+    for job_id in range(0, jobs, 2):
+        tier.submit_store(job_id, KEYS[:8], range(8))
+        tier.submit_load(job_id + 1, [KEYS[job_id % 8]], [8 + job_id // 2])  # a load has its row alone
 """
 
 Run = Callable[[str], str]
@@ -62,8 +63,8 @@ class TestExit:
     def test_with_rows_and_tier_dropped(self, run: Run) -> None:
         run(
             """
-            rows = bytearray(64 * 4096)
-            tier = open_tier(memoryview(rows).cast("B", (64, 4096)))
+            rows = bytearray(512 * 4096)
+            tier = open_tier(memoryview(rows).cast("B", (512, 4096)))
             submit(tier)
             del tier, rows
             gc.collect()
@@ -71,13 +72,13 @@ class TestExit:
         )
 
     def test_with_host_rows(self, run: Run) -> None:
-        run("submit(open_tier(kvtier.HostRows(64, 65536)))")
+        run("submit(open_tier(kvtier.HostRows(512, 8192)))")
 
     def test_with_torch_rows(self, run: Run) -> None:
         run(
             """
             import torch
-            submit(open_tier(torch.ones(64, 32768, dtype=torch.bfloat16)))
+            submit(open_tier(torch.ones(512, 4096, dtype=torch.bfloat16)))
             """
         )
 
@@ -94,31 +95,6 @@ class TestExit:
             """
         )
 
-    def test_of_threads_that_go_on(self, run: Run) -> None:
-        """They meet the closed tier's errors, and log records, while the interpreter ends."""
-        run(
-            """
-            import logging
-            logging.getLogger("kvtier").addHandler(logging.NullHandler())
-            logging.getLogger("kvtier").propagate = False
-            faults = Faults()
-            faults.inject("probe", "fail", kind="io", times=10**9)
-            tier = open_faulty(URL, faults, identity=IDENTITY, rows=np.ones((64, 4096), "u1"))
-            def go_on(n):
-                while True:
-                    try:
-                        tier.lookup(make_key(n))
-                        tier.submit_load(n, KEYS[:1], [0])
-                    except kvtier.KvTierError:
-                        pass
-                    tier.get_finished_jobs()
-                    n += 4
-            for n in range(4):
-                threading.Thread(target=go_on, args=(n,), daemon=True).start()
-            time.sleep(0.3)
-            """
-        )
-
     def test_while_the_storage_stalls(self, run: Run) -> None:
         run(
             """
@@ -127,11 +103,34 @@ class TestExit:
             logging.getLogger("kvtier").addHandler(logging.NullHandler())
             faults = Faults()
             faults.inject("store", "stall", times=10000)
-            tier = open_faulty(URL, faults, identity=IDENTITY, rows=np.ones((64, 4096), "u1"))
+            tier = open_faulty(URL, faults, identity=IDENTITY, rows=np.ones((512, 4096), "u1"))
             submit(tier)
             tier.wait(timeout=0.1)
             """
         )
+
+    def test_with_several_tiers_on_stalled_storage_takes_the_time_of_one(self, run: Run) -> None:
+        printed = run(
+            """
+            import atexit
+            kvtier.manager.EXIT_TIMEOUT = 1
+            atexit.unregister(kvtier.manager._shut_down_all)
+            atexit.register(lambda: print("took", round(time.monotonic() - begun)))
+            atexit.register(kvtier.manager._shut_down_all)
+            import logging
+            logging.getLogger("kvtier").addHandler(logging.NullHandler())
+            faults = Faults()
+            faults.inject("store", "stall", times=10000)
+            rows = np.ones((512, 4096), "u1")
+            tiers = [open_faulty("memory://", faults, identity=IDENTITY, rows=rows) for _ in range(6)]
+            for tier in tiers:
+                submit(tier, 100)
+            while faults.stalled < 6:
+                time.sleep(0.01)
+            begun = time.monotonic()
+            """
+        )
+        assert printed in {"took 1\n", "took 2\n"}
 
     def test_by_an_exception(self, url: str) -> None:
         source = f"URL = {url!r}\n{PRELUDE}\nsubmit(open_tier())\nraise SystemExit(3)"
@@ -183,8 +182,8 @@ class TestFork:
     def test_the_child_may_drop_what_it_inherited(self, run: Run) -> None:
         run(
             """
-            memory = bytearray(64 * 4096)
-            tier = open_tier(memoryview(memory).cast("B", (64, 4096)))
+            memory = bytearray(512 * 4096)
+            tier = open_tier(memoryview(memory).cast("B", (512, 4096)))
             submit(tier)
             child = os.fork()
             if child == 0:
@@ -256,6 +255,35 @@ class TestFork:
             """
         )
         assert printed.strip() == "{0}"
+
+
+class TestDrop:
+    def test_while_an_exception_is_raised(self, run: Run) -> None:
+        """What IO threads have left for Python waits until Python code may run again."""
+        printed = run(
+            """
+            import logging
+            logging.basicConfig(stream=sys.stdout, format="%(message)s")
+            faults = Faults()
+            faults.inject("probe", "fail", kind="io")
+            def probed_tier():
+                tier = open_faulty(URL, faults, identity=IDENTITY, rows=np.ones((4, 4096), "u1"))
+                while not tier._stats()["probe_failures"]:
+                    tier.lookup(KEYS[0])
+                return tier
+            def no_place_for(*_):
+                pass
+            for _ in range(20):
+                faults.inject("probe", "fail", kind="io")
+                try:
+                    no_place_for(probed_tier(), 1 / 0)
+                except ZeroDivisionError:
+                    pass
+            print("done")
+            """
+        )
+        assert printed.splitlines()[-1] == "done"
+        assert "looking for blocks failed" in printed
 
 
 class TestSignals:

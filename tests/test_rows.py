@@ -255,6 +255,13 @@ class TestRefusals:
         with pytest.raises(kvtier.InvalidInputError, match=r"source\[0\] and source\[2\] are the same memory"):
             Rows([tensor, torch.zeros(4, 2), tensor])
 
+    def test_parts_that_overlap(self) -> None:
+        tensor = torch.zeros(4, 64, dtype=torch.uint8)
+        with pytest.raises(kvtier.InvalidInputError, match="parts 0 and 1 share memory"):
+            Rows([tensor[:, :33], tensor[:, 32:]])
+        with pytest.raises(kvtier.InvalidInputError, match="parts 1 and 2 share memory"):
+            Rows([torch.zeros(3, 64), tensor[:3], tensor[1:]])
+
     def test_rows_of_another_length_than_the_identity_says(self) -> None:
         with pytest.raises(kvtier.InvalidInputError, match="a row has 24 bytes, but row_bytes is 32"):
             Rows(torch.zeros(4, 6), 32)

@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,18 @@ class TestJobs:
         assert result.successful_keys == tuple(KEYS[:8])
         assert list(result.failures) == [make_key(99)]
         assert np.asarray(rows)[[20, 21, 22, 24, 25, 26, 27, 28], 0].tolist() == list(range(8))
+
+    def test_a_key_that_is_given_twice_succeeds_when_both_of_its_rows_are_good(
+        self, faulty: kvtier.TierManager, faults: Faults
+    ) -> None:
+        faulty.submit_store(1, KEYS[:2], [0, 1])
+        finish(faulty)
+        faulty.submit_load(2, [KEYS[0], KEYS[0]], [10, 11])
+        assert finish(faulty)[0].successful_keys == (KEYS[0], KEYS[0])
+        faults.inject("load", "fail", key=KEYS[0], kind="io")
+        faulty.submit_load(3, [KEYS[0], KEYS[1], KEYS[0]], [10, 11, 12])
+        (result,) = finish(faulty)
+        assert (result.successful_keys, list(result.failures)) == ((KEYS[1],), [KEYS[0]])
 
     def test_a_block_that_is_there_moves_nothing(self, tier: kvtier.TierManager) -> None:
         tier.submit_store(1, KEYS[:1], [1])
@@ -199,6 +212,68 @@ class TestLookups:
         tier.lookup(KEYS[0], ("a", 1))
         tier.lookup(KEYS[0], ("a", 1))
         assert tier.stats().open_requests == 1
+
+    def test_threads_that_come_with_one_request_share_its_verdicts(self, tier: kvtier.TierManager) -> None:
+        class Request:
+            def __hash__(self) -> int:
+                return 1
+
+            def __eq__(self, other: object) -> bool:
+                time.sleep(0.01)  # lets another thread come by
+                return isinstance(other, Request)
+
+        def ask() -> None:
+            barrier.wait()
+            tier.lookup(KEYS[0], Request())
+
+        def release() -> None:
+            barrier.wait()
+            tier.release(Request())
+
+        def all_of(work: Callable[[], None]) -> None:
+            with ThreadPoolExecutor(4) as pool:
+                for done in [pool.submit(work) for _ in range(4)]:
+                    done.result()
+
+        barrier = threading.Barrier(4)
+        tier.lookup(KEYS[0], 1)  # has the same hash, so each request is compared with it
+        for _ in range(5):
+            all_of(ask)
+            assert tier.stats().open_requests == 2
+            all_of(release)
+            assert tier.stats().open_requests == 1
+
+    @pytest.mark.parametrize("method", ["__hash__", "__eq__"])
+    def test_what_comparing_a_request_raises_is_raised(self, tier: kvtier.TierManager, method: str) -> None:
+        def fail(*_: object) -> int:
+            raise ZeroDivisionError
+
+        request: Any = type("Request", (), {"__hash__": lambda _: 1, method: fail})()
+        tier.lookup(KEYS[0], 1)
+        for call in (lambda: tier.lookup(KEYS[0], request), lambda: tier.release(request)):
+            with pytest.raises(ZeroDivisionError):
+                call()
+        assert tier.stats().open_requests == 1
+
+    def test_comparing_a_request_may_call_the_tier(self, tier: kvtier.TierManager) -> None:
+        class Request:
+            def __hash__(self) -> int:
+                tier.lookup_many(KEYS[:2], 1)
+                return 1
+
+            def __eq__(self, other: object) -> bool:
+                tier.submit_store(1, [], [])
+                tier.get_finished_jobs()
+                tier.lookup(KEYS[1], 2)
+                tier.release(2)
+                return self is other
+
+        request = Request()
+        for _ in range(3):
+            tier.lookup(KEYS[0], request)
+        tier.release(request)
+        tier.release(1)
+        assert tier.stats().open_requests == 0
 
     def test_a_failed_load_turns_the_verdict_to_miss(self, faulty: kvtier.TierManager, faults: Faults) -> None:
         faulty.submit_store(1, KEYS[:1], [0])
@@ -370,6 +445,32 @@ class TestEnds:
         memory.extend(b"more")
         assert tier.closed
         assert [result.job_id for result in tier.get_finished_jobs()] == [1]
+
+    @pytest.mark.parametrize("timeout", [None, 1e9, 1e18])
+    def test_no_timeout_is_too_long(self, tier: kvtier.TierManager, timeout: float | None) -> None:
+        tier.submit_store(1, KEYS, range(64))
+        assert tier.wait(1, timeout)
+        tier.reset(timeout)
+        assert tier.drain_jobs(timeout)
+        tier.shutdown(timeout)
+        assert tier.closed
+
+    @pytest.mark.parametrize("waiting", ["shutdown", "reset"])
+    def test_ctrl_c_ends_the_wait_for_storage(self, faulty: kvtier.TierManager, faults: Faults, waiting: str) -> None:
+        faults.inject("store", "stall")
+        faulty.submit_store(1, KEYS[:1], [0])
+        while not faults.stalled:
+            time.sleep(0.001)
+        main = threading.main_thread().ident
+        assert main is not None
+        threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
+        started = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            getattr(faulty, waiting)(timeout=None)
+        assert time.monotonic() - started < 10
+        assert faulty.closed == (waiting == "shutdown")
+        assert [result.failures[KEYS[0]].kind for result in faulty.get_finished_jobs()] == [waiting]
+        faults.release()
 
     def test_shutdown_twice(self, tier: kvtier.TierManager) -> None:
         tier.shutdown()
@@ -578,6 +679,28 @@ class TestRefusals:
         with pytest.raises(kvtier.InvalidInputError, match=message):
             call(tier)
         assert tier.stats().open_jobs == 0
+
+    def test_a_row_has_one_use_at_a_time(self, tier: kvtier.TierManager) -> None:
+        with pytest.raises(kvtier.InvalidInputError, match="row 3 is given for two blocks"):
+            tier.submit_load(1, KEYS[:3], [3, 4, 3])
+        tier.submit_store(1, KEYS[:3], [3, 4, 3])
+        with pytest.raises(kvtier.InvalidInputError, match="row 3 is in use: an open job stores it"):
+            tier.submit_load(2, KEYS[:2], [5, 3])
+        tier.submit_store(2, KEYS[:1], [3])
+        finish(tier)
+        tier.submit_load(3, KEYS[:3], [3, 4, 5])
+        with pytest.raises(kvtier.InvalidInputError, match="row 4 is in use: an open job loads into it"):
+            tier.submit_store(4, KEYS[3:5], [6, 4])
+        assert finish(tier)[0].success
+        tier.submit_load(4, KEYS[:1], [4])
+        assert finish(tier)[0].success
+
+    def test_blocks_that_share_memory_are_not_loaded(self, tier: kvtier.TierManager) -> None:
+        memory = bytearray(3 * 4096)
+        views = [memoryview(memory)[begin : begin + 4096] for begin in (0, 4096, 8191)]
+        tier.store(KEYS[:3], views).raise_for_failures()
+        with pytest.raises(kvtier.InvalidInputError, match="blocks 1 and 2 share memory"):
+            tier.load(KEYS[:3], views)
 
     def test_job_id_in_use(self, tier: kvtier.TierManager) -> None:
         tier.submit_store(1, KEYS[:1], [1])

@@ -27,7 +27,6 @@ __all__ = [
     "__version__",
     "canonical_json",
     "check_options",
-    "exit_begins",
     "inspect_root",
     "survey_root",
 ]
@@ -684,9 +683,6 @@ def survey_root(url: str, patience: float) -> tuple[list[dict[str, Any]], int]:
         StoreUnavailableError: It can't be listed.
     """
 
-def exit_begins() -> None:
-    """The interpreter's exit has begun, on this thread: only it emits log records and releases memory from now on."""
-
 @disjoint_base
 class Tier:
     """One tier: the methods that are called at every step of an engine. `kvtier.TierManager` adds the rest.
@@ -727,7 +723,7 @@ class Tier:
         Args:
             job_id: A number from 0 to 2**64 - 1 that no job has whose result was not taken yet.
             keys: The blocks' keys.
-            row_ids: As many row numbers: a buffer of int32 or int64, or integers.
+            row_ids: As many row numbers: a buffer of int32 or int64, or integers. No row that an open job loads into.
             stream: For rows in device memory, which are not supported yet: None.
 
         Raises:
@@ -742,7 +738,8 @@ class Tier:
         """Loads the block under `keys[i]` into row `row_ids[i]`, in the background.
 
         The result comes from `get_finished_jobs`. Arguments and errors are those of `submit_store`, except that a
-        read-only tier can load, and read-only rows can't be loaded into.
+        read-only tier can load, read-only rows can't be loaded into, and a row is for one block and no other open job
+        until the result is handed out.
         """
 
     def get_finished_jobs(self) -> list[JobResult]:
@@ -805,7 +802,7 @@ class Tier:
         """Takes all blocks of the namespace away, for every process. Open jobs fail with kind "reset".
 
         Args:
-            timeout: Seconds to wait for what is under way.
+            timeout: Seconds to wait for what is under way; Ctrl-C ends the wait as well.
 
         Raises:
             StoreUnavailableError: The storage was not done with what is under way, or can't be reset: the blocks may be

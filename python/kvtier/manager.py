@@ -3,11 +3,12 @@
 import atexit
 import logging
 import os
+import time
 import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from kvtier._kvtier import Identity, Tier, exit_begins
+from kvtier._kvtier import Identity, Tier
 from kvtier.config import TierConfig
 from kvtier.errors import KvTierError
 from kvtier.metrics import TierStats
@@ -23,7 +24,7 @@ _log = logging.getLogger(__name__)
 _open_tiers: "weakref.WeakValueDictionary[int, TierManager]" = weakref.WeakValueDictionary()
 
 EXIT_TIMEOUT = 10.0
-"""Seconds that a tier which is still open at the interpreter's exit waits for what is under way."""
+"""Seconds that the tiers which are still open at the interpreter's exit wait for what is under way, all together."""
 
 
 class TierManager(Tier):
@@ -101,10 +102,10 @@ def open(  # noqa: A001 - it is `kvtier.open`
 
 def _shut_down_all() -> None:
     """At the interpreter's exit: the youngest first, as with nested `with` blocks."""
-    exit_begins()
+    until = time.monotonic() + EXIT_TIMEOUT
     for tier in reversed(list(_open_tiers.values())):
         try:
-            tier.shutdown(EXIT_TIMEOUT)
+            tier.shutdown(max(0, until - time.monotonic()))
         except KvTierError as error:
             _log.warning("shutting down %r at exit: %s", tier, error)
 

@@ -2,88 +2,56 @@
 //!
 //! An IO thread must never wait for the interpreter: it would stand still while Python computes, and for ever once the
 //! interpreter is gone. So what needs Python (a log record, the release of an engine's buffer) is queued here, and the
-//! next call into kvtier does it. Once the interpreter's exit has begun, only the exiting thread does: another one would
-//! be killed in the middle of it. After the exit nobody does, and the memory stays.
+//! next call into kvtier does it. After the interpreter's end nobody does, and the memory stays: the process ends
+//! anyway, and releasing it would need the interpreter.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::mem;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::{self, ThreadId};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 
-type Errand = Box<dyn FnOnce(Python<'_>) + Send>;
+type Errand = Box<dyn FnOnce(Python<'_>) -> PyResult<()> + Send>;
 
 /// The standard library's lock, and not `parking_lot`'s, whose global table another thread may hold across a fork.
 static QUEUE: Mutex<VecDeque<Errand>> = Mutex::new(VecDeque::new());
 static WAITING: AtomicBool = AtomicBool::new(false);
-static RUNNING: AtomicUsize = AtomicUsize::new(0);
-static EXITING: OnceLock<ThreadId> = OnceLock::new();
 
 /// Queues `errand` for the next Python thread that comes by.
-pub(crate) fn leave(errand: impl FnOnce(Python<'_>) + Send + 'static) {
+pub(crate) fn leave(errand: impl FnOnce(Python<'_>) -> PyResult<()> + Send + 'static) {
     lock().push_back(Box::new(errand));
     WAITING.store(true, Ordering::Release);
 }
 
 /// Does what is queued; one atomic load when nothing is.
+///
+/// # Errors
+/// What is no `Exception`: a signal handler has raised it (Ctrl-C, an exit) while an errand ran Python code. An ordinary
+/// failure of an errand is nobody's business here, and is reported as unraisable.
 #[inline]
-pub(crate) fn run(py: Python<'_>) {
-    if WAITING.load(Ordering::Relaxed) && is_allowed_here() {
-        run_all(py);
-    }
+pub(crate) fn run(py: Python<'_>) -> PyResult<()> {
+    if WAITING.load(Ordering::Relaxed) { run_all(py) } else { Ok(()) }
 }
 
 #[cold]
-fn run_all(py: Python<'_>) {
-    let _running = Running::new();
+fn run_all(py: Python<'_>) -> PyResult<()> {
     WAITING.store(false, Ordering::Relaxed);
-    // As many as there are now: a storm of new ones must not keep this thread here. Taken out one by one, and the lock
-    // not held while one is done: an errand may call back into kvtier, which comes by here again.
-    let count = lock().len();
-    for _ in 0..count {
-        if !is_allowed_here() {
-            WAITING.store(true, Ordering::Relaxed);
-            return;
+    // Taken out first: an errand may call back into kvtier, which comes by here again.
+    let errands = mem::take(&mut *lock());
+    let mut raised = Ok(());
+    for errand in errands {
+        match errand(py) {
+            Ok(()) => {}
+            Err(error) if raised.is_err() || error.is_instance_of::<PyException>(py) => {
+                error.write_unraisable(py, None);
+            }
+            interrupt => raised = interrupt,
         }
-        let next = lock().pop_front();
-        let Some(errand) = next else { return };
-        errand(py);
     }
-}
-
-fn is_allowed_here() -> bool {
-    EXITING.get().is_none_or(|exiting| *exiting == thread::current().id())
-}
-
-/// From now on, only this thread does errands. Waits for a moment until others have ended the one they are at.
-pub(crate) fn exit_begins(py: Python<'_>) {
-    const PATIENCE: Duration = Duration::from_secs(1);
-    let _ = EXITING.set(thread::current().id());
-    let until = Instant::now() + PATIENCE;
-    while RUNNING.load(Ordering::Relaxed) > 0 && Instant::now() < until {
-        py.detach(|| thread::sleep(Duration::from_millis(1)));
-    }
-}
-
-/// Counts the threads that do errands.
-struct Running;
-
-impl Running {
-    fn new() -> Self {
-        RUNNING.fetch_add(1, Ordering::Relaxed);
-        Self
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // Zero already in a child that was forked by an errand.
-        let _ = RUNNING.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
-    }
+    raised
 }
 
 /// A value that is dropped on a Python thread, wherever its holder is dropped.
@@ -98,7 +66,10 @@ impl<T: Send + 'static> DroppedByPython<T> {
 impl<T: Send + 'static> Drop for DroppedByPython<T> {
     fn drop(&mut self) {
         if let Some(value) = self.0.take() {
-            leave(move |_py| drop(value));
+            leave(move |_py| {
+                drop(value);
+                Ok(())
+            });
         }
     }
 }
@@ -109,7 +80,14 @@ pub(crate) struct RunOnDrop;
 
 impl Drop for RunOnDrop {
     fn drop(&mut self) {
-        Python::try_attach(run);
+        Python::try_attach(|py| {
+            // While an exception is on its way, objects are dropped, but no Python code may run: it waits for the next call.
+            if !PyErr::occurred(py)
+                && let Err(error) = run(py)
+            {
+                error.write_unraisable(py, None);
+            }
+        });
     }
 }
 
@@ -133,7 +111,6 @@ pub(crate) fn after_fork_in_child() {
     HELD.with_borrow_mut(|held| {
         if let Some(mut queue) = held.take() {
             mem::forget(mem::take(&mut *queue));
-            RUNNING.store(0, Ordering::Relaxed);
         }
     });
 }

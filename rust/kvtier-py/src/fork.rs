@@ -7,6 +7,8 @@ use crate::errands;
 
 /// Has Python report every fork to [`kvtier::process`] and to the errands.
 pub(crate) fn watch(py: Python<'_>) -> PyResult<()> {
+    // Nobody forks before this returns.
+    kvtier::engine::warm_up();
     let hooks = PyDict::new(py);
     hooks.set_item("before", wrap_pyfunction!(before, py)?)?;
     hooks.set_item("after_in_parent", wrap_pyfunction!(after_in_parent, py)?)?;

@@ -49,7 +49,7 @@ impl HostRows {
         text_signature = "(num_rows, row_bytes, pinned='auto')"
     )]
     fn new(py: Python<'_>, num_rows: isize, row_bytes: isize, pinned: Pinned) -> Result<Self> {
-        errands::run(py);
+        errands::run(py)?;
         guarded(|| {
             if matches!(pinned, Pinned::Yes) {
                 let message = "pinned=True needs CUDA, which this build of kvtier has no support for; pass \"auto\" or \

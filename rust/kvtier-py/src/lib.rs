@@ -45,18 +45,12 @@ mod _kvtier {
     use super::rows::Rows;
     #[pymodule_export]
     use super::tier::Tier;
-    use super::{Bound, PyModule, PyModuleMethods, PyResult, Python, arguments, errands, fork, logging, pyfunction};
+    use super::{Bound, PyModule, PyModuleMethods, PyResult, arguments, fork, logging, pyfunction};
 
     /// Checks the options of a tier; one error lists everything that is wrong with them.
     #[pyfunction]
     fn check_options(options: &Bound<'_, PyDict>) -> Result<()> {
         arguments::config_of(options).map(drop)
-    }
-
-    /// The interpreter's exit has begun, on this thread.
-    #[pyfunction]
-    fn exit_begins(py: Python<'_>) {
-        errands::exit_begins(py);
     }
 
     #[pymodule_init]
@@ -66,7 +60,6 @@ mod _kvtier {
         module.add("ERROR_KINDS", PyTuple::new(py, ErrorKind::ALL.map(ErrorKind::as_str))?)?;
         module.add("LATENCY_BUCKETS", PyTuple::new(py, LATENCY_BUCKETS)?)?;
         fork::watch(py)?;
-        logging::install(py);
-        Ok(())
+        logging::install(py)
     }
 }

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
@@ -43,7 +44,7 @@ impl Log for ToPython {
         };
         errands::leave(move |py| {
             WAITING.fetch_sub(1, Ordering::Relaxed);
-            entry.emit(py);
+            entry.emit(py)
         });
     }
 
@@ -60,28 +61,27 @@ struct Entry {
 }
 
 impl Entry {
-    fn emit(self, py: Python<'_>) {
+    fn emit(self, py: Python<'_>) -> PyResult<()> {
         static EMIT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         let dropped = DROPPED.swap(0, Ordering::Relaxed);
-        let emitted = EMIT
-            .import(py, "kvtier._logging", "emit")
-            .and_then(|emit| emit.call1((self.level, self.logger, self.message, self.seconds, self.thread, dropped)));
-        if let Err(error) = emitted {
-            error.write_unraisable(py, None);
-        }
+        let emit = EMIT.import(py, "kvtier._logging", "emit")?;
+        emit.call1((self.level, self.logger, self.message, self.seconds, self.thread, dropped)).map(drop)
     }
 }
 
 /// Sends the core's records to Python from now on.
-pub(crate) fn install(py: Python<'_>) {
+pub(crate) fn install(py: Python<'_>) -> PyResult<()> {
     // Only a second initialisation of the module in one process finds a logger set: this one.
     let _ = log::set_logger(&ToPython);
-    follow_level(py);
+    follow_level(py)
 }
 
 /// Lets the core make only records that a Python logger would take now: a record that nobody wants costs one
 /// comparison.
-pub(crate) fn follow_level(py: Python<'_>) {
+///
+/// # Errors
+/// What a signal handler raised meanwhile.
+pub(crate) fn follow_level(py: Python<'_>) -> PyResult<()> {
     static LEVEL: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let level = LEVEL.import(py, "kvtier._logging", "level").and_then(|level| level.call0()?.extract::<i64>());
     let filter = match level {
@@ -91,12 +91,14 @@ pub(crate) fn follow_level(py: Python<'_>) {
         Ok(30..=39) => LevelFilter::Warn,
         Ok(40..=50) => LevelFilter::Error,
         Ok(51..) => LevelFilter::Off,
-        Err(error) => {
+        Err(error) if error.is_instance_of::<PyException>(py) => {
             error.write_unraisable(py, None);
             LevelFilter::Warn
         }
+        Err(interrupt) => return Err(interrupt),
     };
     log::set_max_level(filter);
+    Ok(())
 }
 
 fn python_level(level: Level) -> u8 {

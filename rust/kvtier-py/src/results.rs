@@ -195,6 +195,10 @@ impl JobResult {
                 None => successful.push(key),
             }
         }
+        if !failures.is_empty() {
+            // A key that was given twice has succeeded when both of its rows are good.
+            successful.retain(|key| !failures.contains(key).unwrap_or(true));
+        }
         let kind = match result.kind {
             JobKind::Store => "store",
             JobKind::Load => "load",

@@ -33,7 +33,7 @@ impl Rows {
     #[new]
     #[pyo3(signature = (source, row_bytes=None))]
     fn new(source: &Bound<'_, PyAny>, row_bytes: Option<usize>) -> Result<Self> {
-        errands::run(source.py());
+        errands::run(source.py())?;
         guarded(|| {
             let region = region_of("source", source, row_bytes)?;
             Ok(Self { region, _release: RunOnDrop })

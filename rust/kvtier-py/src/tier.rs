@@ -8,6 +8,7 @@ use kvtier::engine::{Engine, JobKind};
 use kvtier::error::{Error, ErrorKind};
 use kvtier::index::RequestId;
 use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
@@ -51,8 +52,8 @@ impl Tier {
         options: &Bound<'_, PyDict>,
         faults: Option<&Bound<'_, Faults>>,
     ) -> Result<Self> {
-        attend(py);
-        logging::follow_level(py);
+        attend(py)?;
+        logging::follow_level(py)?;
         guarded(|| {
             let config = config_of(options)?;
             let identity = identity.get().core();
@@ -76,7 +77,7 @@ impl Tier {
     #[pyo3(signature = (key, request=None))]
     fn lookup(&self, key: &Bound<'_, PyAny>, request: Option<&Bound<'_, PyAny>>) -> Result<Py<PyAny>> {
         let py = key.py();
-        attend(py);
+        attend(py)?;
         guarded(|| {
             let key = key_of(key)?;
             let request = self.requests.id_of(request)?;
@@ -92,7 +93,7 @@ impl Tier {
         request: Option<&Bound<'py, PyAny>>,
     ) -> Result<Bound<'py, PyList>> {
         let py = keys.py();
-        attend(py);
+        attend(py)?;
         guarded(|| {
             let keys = keys_of(keys)?;
             let request = self.requests.id_of(request)?;
@@ -106,7 +107,7 @@ impl Tier {
 
     /// The request is over: its verdicts are forgotten. Unknown ones are ignored.
     fn release(&self, request: &Bound<'_, PyAny>) -> Result<()> {
-        attend(request.py());
+        attend(request.py())?;
         guarded(|| match self.requests.take(request)? {
             Some(id) => Ok(self.engine.release(id)?),
             None => Ok(()),
@@ -140,8 +141,8 @@ impl Tier {
 
     /// The results of jobs that have finished since the last call; each job's exactly once.
     fn get_finished_jobs<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyList>> {
-        attend(py);
-        self.levels.look(py);
+        attend(py)?;
+        self.levels.look(py)?;
         guarded(|| {
             let results = self.engine.poll()?;
             Ok(PyList::new(py, results.iter().map(|r| JobResult::of(py, r)).collect::<PyResult<Vec<_>>>()?)?)
@@ -169,7 +170,7 @@ impl Tier {
 
     /// These blocks were used just now.
     fn touch(&self, keys: &Bound<'_, PyAny>) -> Result<()> {
-        attend(keys.py());
+        attend(keys.py())?;
         guarded(|| {
             let keys = keys_of(keys)?;
             Ok(self.engine.touch(&keys)?)
@@ -178,13 +179,13 @@ impl Tier {
 
     /// What has happened to blocks since the last call, in order.
     fn take_events<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyList>> {
-        attend(py);
+        attend(py)?;
         guarded(|| Ok(PyList::new(py, self.engine.take_events()?.iter().map(Event::from))?))
     }
 
     /// Counters and the moment's numbers, as nested dictionaries.
     fn _stats<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyDict>> {
-        attend(py);
+        attend(py)?;
         guarded(|| stats::of(py, &self.engine))
     }
 
@@ -200,27 +201,32 @@ impl Tier {
 
     /// Forgets which blocks are here and what requests were told; storage stays as it is.
     fn forget(&self, py: Python<'_>) -> Result<()> {
-        attend(py);
+        attend(py)?;
         guarded(|| Ok(self.engine.forget()?))
     }
 
     /// Takes all blocks of the namespace away, for every process. Open jobs fail with kind "reset".
     #[pyo3(signature = (timeout=30.0))]
     fn reset(&self, py: Python<'_>, timeout: Option<f64>) -> Result<()> {
-        attend(py);
+        attend(py)?;
         let timeout = timeout_of(timeout)?.unwrap_or(Duration::MAX);
-        guarded(|| Ok(py.detach(|| self.engine.reset(timeout))?))
+        interruptible(py, |gave_up| self.engine.reset(timeout, gave_up))
     }
 
     /// Ends the tier. What waits fails with kind "shutdown"; what is under way may finish within `timeout` seconds.
     /// Results can still be taken; nothing is deleted; the rows are free afterwards.
     #[pyo3(signature = (timeout=10.0))]
     fn shutdown(&self, py: Python<'_>, timeout: Option<f64>) -> Result<()> {
-        attend(py);
+        attend(py)?;
         let timeout = timeout_of(timeout)?.unwrap_or(Duration::MAX);
-        let stuck = guarded(|| Ok(py.detach(|| self.engine.shutdown(timeout))?))?;
-        self.closed.store(true, Ordering::Relaxed);
-        attend(py); // the rows' owners, left by the engine
+        let stuck = interruptible(py, |gave_up| {
+            let stuck = self.engine.shutdown(timeout, gave_up)?;
+            self.closed.store(true, Ordering::Relaxed);
+            Ok(stuck)
+        });
+        let released = attend(py); // the rows' owners, left by the engine
+        let stuck = stuck?;
+        released?;
         if stuck == 0 {
             return Ok(());
         }
@@ -280,7 +286,7 @@ impl Tier {
         row_ids: &Bound<'_, PyAny>,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> Result<()> {
-        attend(keys.py());
+        attend(keys.py())?;
         guarded(|| {
             if stream.is_some() {
                 let message = "stream: rows in device memory are not supported yet, and host rows have no stream";
@@ -293,31 +299,46 @@ impl Tier {
 
     fn transfer<'py>(&self, kind: JobKind, keys: &Bound<'py, PyAny>, tensors: &Bound<'py, PyAny>) -> Result<JobResult> {
         let py = keys.py();
-        attend(py);
+        attend(py)?;
         let done = guarded(|| {
             let keys = keys_of(keys)?;
             let blocks = blocks_of("tensors", tensors, self.row_bytes)?;
-            let mut interrupt = None;
-            let done = py.detach(|| {
-                self.engine.transfer(kind, keys, &blocks, || {
-                    interrupt = Python::attach(|py| py.check_signals().err());
-                    interrupt.is_some()
-                })
-            });
-            match interrupt {
-                Some(interrupt) => Err(interrupt.into()),
-                None => Ok(JobResult::of(py, &done?)?),
-            }
+            let done = interruptible(py, |gave_up| self.engine.transfer(kind, keys, &blocks, gave_up))?;
+            Ok(JobResult::of(py, &done)?)
         });
-        attend(py); // the tensors' owners
+        attend(py)?; // the tensors' owners
         done
     }
 }
 
 /// What every call does first: the errands that IO threads have left.
+///
+/// # Errors
+/// What a signal handler raised meanwhile.
 #[inline]
-fn attend(py: Python<'_>) {
-    errands::run(py);
+fn attend(py: Python<'_>) -> PyResult<()> {
+    errands::run(py)
+}
+
+/// Runs `work` without the interpreter's lock; it asks now and then whether the caller has given up, which lets signal
+/// handlers run. What one raises (Ctrl-C) is raised here when `work` has ended.
+fn interruptible<T: Send>(
+    py: Python<'_>,
+    work: impl FnOnce(&mut dyn FnMut() -> bool) -> kvtier::error::Result<T> + Send,
+) -> Result<T> {
+    guarded(|| {
+        let mut interrupt = None;
+        let done = py.detach(|| {
+            work(&mut || {
+                interrupt = interrupt.take().or_else(|| Python::attach(|py| py.check_signals().err()));
+                interrupt.is_some()
+            })
+        });
+        match interrupt {
+            Some(interrupt) => Err(interrupt.into()),
+            None => Ok(done?),
+        }
+    })
 }
 
 /// Waits in slices, without the interpreter's lock, and lets signal handlers run in between.
@@ -328,7 +349,7 @@ fn block(
 ) -> Result<bool> {
     let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     loop {
-        attend(py);
+        attend(py)?;
         let left = until.map_or(SIGNAL_CHECK, |until| until.saturating_duration_since(Instant::now()));
         if guarded(|| Ok(py.detach(|| wait(left.min(SIGNAL_CHECK)))?))? {
             return Ok(true);
@@ -357,16 +378,16 @@ impl Requests {
         if let Some(id) = ids.get_item(request)? {
             return Ok(Some(RequestId(id.extract()?)));
         }
+        // Comparing requests may run Python code, and so another thread that has come with the same one.
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        ids.set_item(request, id)?;
-        Ok(Some(RequestId(id)))
+        let id = ids.call_method1(intern!(request.py(), "setdefault"), (request, id))?;
+        Ok(Some(RequestId(id.extract()?)))
     }
 
     fn take(&self, request: &Bound<'_, PyAny>) -> Result<Option<RequestId>> {
-        let ids = self.ids.bind(request.py());
-        let Some(id) = ids.get_item(request)? else { return Ok(None) };
-        ids.del_item(request)?;
-        Ok(Some(RequestId(id.extract()?)))
+        let py = request.py();
+        let id = self.ids.bind(py).call_method1(intern!(py, "pop"), (request, py.None()))?;
+        Ok(id.extract::<Option<u64>>()?.map(RequestId))
     }
 }
 
@@ -378,12 +399,13 @@ struct LevelCheck {
 }
 
 impl LevelCheck {
-    fn look(&self, py: Python<'_>) {
+    fn look(&self, py: Python<'_>) -> PyResult<()> {
         static START: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
         let now = START.elapsed().as_millis() as u64;
-        if now >= self.due.load(Ordering::Relaxed) {
-            self.due.store(now + LEVEL_CHECK.as_millis() as u64, Ordering::Relaxed);
-            logging::follow_level(py);
+        if now < self.due.load(Ordering::Relaxed) {
+            return Ok(());
         }
+        self.due.store(now + LEVEL_CHECK.as_millis() as u64, Ordering::Relaxed);
+        logging::follow_level(py)
     }
 }

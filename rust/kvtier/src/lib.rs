@@ -37,6 +37,7 @@ pub mod io;
 pub mod layout;
 pub mod metrics;
 pub mod process;
+mod recurring;
 pub mod store;
 mod sync;
 

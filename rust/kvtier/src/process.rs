@@ -15,6 +15,11 @@ pub fn note_fork() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
+/// How many forks lie between the program's first process and this one, as far as they were reported.
+pub(crate) fn forks() -> u64 {
+    FORKS.load(Ordering::Relaxed)
+}
+
 /// The process that an object was made in.
 #[derive(Clone, Copy, Debug)]
 pub struct Home {
@@ -25,12 +30,12 @@ pub struct Home {
 impl Home {
     /// The current process.
     pub fn here() -> Self {
-        Self { forks: FORKS.load(Ordering::Relaxed), pid: std::process::id() }
+        Self { forks: forks(), pid: std::process::id() }
     }
 
     /// Whether no fork was reported since the object was made. One atomic load.
     pub fn is_here(self) -> bool {
-        FORKS.load(Ordering::Relaxed) == self.forks
+        forks() == self.forks
     }
 
     /// Whether this is the object's process; also sees forks that nobody reported, for the price of a system call.

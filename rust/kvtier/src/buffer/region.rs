@@ -20,6 +20,35 @@ pub struct RowPart {
     pub stride: usize,
 }
 
+impl RowPart {
+    /// Whether a row of this part and a row of another one, of as many rows, share memory.
+    fn overlaps(&self, other: &Self, num_rows: usize) -> bool {
+        let bounds = |part: &Self, row: usize| {
+            let begin = part.base.addr().get() + row * part.stride;
+            (begin, begin + part.row_bytes)
+        };
+        let (first, second) = if self.base <= other.base { (self, other) } else { (other, self) };
+        let (begin, end) = (bounds(second, 0).0, bounds(first, num_rows - 1).1);
+        if begin >= end {
+            return false;
+        }
+        if first.stride == second.stride && num_rows > 1 {
+            // Interleaved, as slices of one array are: it is the same for every row.
+            let offset = (begin - first.base.addr().get()) % first.stride;
+            return offset < first.row_bytes || offset + second.row_bytes > first.stride;
+        }
+        let (mut i, mut j) = (0, 0);
+        while i < num_rows && j < num_rows {
+            let (a, b) = (bounds(first, i), bounds(second, j));
+            if a.0 < b.1 && b.0 < a.1 {
+                return true;
+            }
+            if a.1 <= b.1 { i += 1 } else { j += 1 }
+        }
+        false
+    }
+}
+
 /// All rows of one tier: `num_rows` rows of `row_bytes` bytes, row `i` being the concatenation of each part's row `i`.
 pub struct Region {
     parts: Vec<RowPart>,
@@ -40,7 +69,7 @@ impl Region {
     /// Describes memory that `owner` keeps alive.
     ///
     /// # Errors
-    /// `InvalidInput` when there is no row or no part, a part has no bytes, or rows of a part overlap.
+    /// `InvalidInput` when there is no row or no part, a part has no bytes, or rows or parts overlap.
     ///
     /// # Safety
     /// For each part, `base` to `base + (num_rows - 1) * stride + row_bytes` is mapped memory that stays readable (and
@@ -65,6 +94,11 @@ impl Region {
                     "rows: part {i} has rows of {} bytes every {} bytes, so they overlap",
                     part.row_bytes, part.stride
                 ));
+            }
+        }
+        for (i, part) in parts.iter().enumerate() {
+            if let Some(j) = parts[..i].iter().position(|other| part.overlaps(other, num_rows)) {
+                return invalid(format!("rows: parts {j} and {i} share memory, so a block would overwrite itself"));
             }
         }
         let row_bytes = parts.iter().map(|p| p.row_bytes).sum();
@@ -113,6 +147,18 @@ impl Region {
     /// Bytes of one row, over all parts.
     pub fn row_bytes(&self) -> usize {
         self.row_bytes
+    }
+
+    /// The first two of these rows that share memory.
+    pub fn overlapping(rows: &[(Arc<Self>, usize)]) -> Option<(usize, usize)> {
+        let segments = rows
+            .iter()
+            .enumerate()
+            .flat_map(|(i, (region, row))| region.segments(*row).map(move |(base, len)| (base.addr().get(), len, i)));
+        let mut segments: Vec<_> = segments.collect();
+        segments.sort_unstable();
+        let overlap = segments.windows(2).find(|pair| pair[0].0 + pair[0].1 > pair[1].0)?;
+        Some((overlap[0].2.min(overlap[1].2), overlap[0].2.max(overlap[1].2)))
     }
 
     /// Whether loads may write into the rows.
@@ -178,6 +224,45 @@ mod tests {
         assert_eq!(read(&region.cut_to(6)?)?, b"abcd|ef");
         assert_eq!(read(&region.cut_to(4)?)?, b"abcd");
         assert!(region.cut_to(10).is_err() && region.cut_to(0).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn parts_that_share_memory_are_refused_and_interleaved_ones_are_not() -> Result<()> {
+        let rows = HostRows::new(1, 1024)?;
+        let made = |num_rows: usize, parts: &[(usize, usize, usize)]| {
+            let part = |&(offset, row_bytes, stride): &(usize, usize, usize)| RowPart {
+                // SAFETY: all offsets below are within the 1024 bytes.
+                base: unsafe { rows.base().add(offset) },
+                row_bytes,
+                stride,
+            };
+            // SAFETY: the parts lie in the host rows, which the owner keeps.
+            unsafe { Region::from_parts(parts.iter().map(part).collect(), num_rows, true, Box::new(rows.clone())) }
+        };
+        for (num_rows, parts) in [
+            (4, vec![(0, 32, 64), (32, 32, 64)]),
+            (4, vec![(32, 32, 64), (0, 32, 64)]),
+            (4, vec![(0, 64, 64), (256, 64, 64)]),
+            (4, vec![(0, 64, 64), (255 + 1, 1, 3)]),
+            (1, vec![(0, 64, 64), (64, 64, 999)]),
+            // One part in the gaps of another one with half the distance between rows.
+            (4, vec![(0, 16, 64), (16, 16, 128)]),
+        ] {
+            assert!(made(num_rows, &parts).is_ok(), "{parts:?}");
+        }
+        for (num_rows, parts) in [
+            (4, vec![(0, 33, 64), (32, 32, 64)]),
+            (4, vec![(32, 33, 64), (0, 32, 64)]),
+            (4, vec![(0, 64, 64), (0, 64, 64)]),
+            (4, vec![(0, 64, 64), (192, 64, 64)]),
+            (1, vec![(0, 64, 64), (63, 64, 64)]),
+            (4, vec![(0, 16, 64), (16, 16, 112)]),
+            (4, vec![(100, 8, 8), (0, 16, 16), (64, 40, 40)]),
+        ] {
+            let error = made(num_rows, &parts).unwrap_err();
+            assert!(error.message().contains("share memory"), "{parts:?}: {error}");
+        }
         Ok(())
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use super::job::{Job, JobKind};
+use super::job::{Job, JobKey, JobKind};
 use super::{Phase, Shared, State};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -21,7 +21,7 @@ pub(super) struct Deadlines {
 #[derive(Clone, Copy, Debug)]
 struct Deadline {
     at: Instant,
-    job: u64,
+    job: JobKey,
 }
 
 impl Deadlines {
@@ -31,7 +31,7 @@ impl Deadlines {
             JobKind::Load => &mut self.loads,
             JobKind::Store => &mut self.stores,
         };
-        queue.push_back(Deadline { at: job.deadline, job: job.id });
+        queue.push_back(Deadline { at: job.deadline, job: job.key });
         self.next.is_none_or(|next| job.deadline < next)
     }
 }

@@ -64,10 +64,19 @@ pub(super) struct Apart {
     pub(super) reply: SyncSender<JobResult>,
 }
 
+/// What an open job is known by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum JobKey {
+    /// The caller's number.
+    Submitted(u64),
+    /// A number of the engine's own.
+    Transfer(u64),
+}
+
 /// A submitted job. Each block is one operation, known by its position.
 #[derive(Debug)]
 pub(super) struct Job {
-    pub(super) id: u64,
+    pub(super) key: JobKey,
     pub(super) kind: JobKind,
     pub(super) keys: Vec<BlockKey>,
     pub(super) rows: Vec<u32>,
@@ -85,7 +94,7 @@ pub(super) struct Job {
 
 impl Job {
     pub(super) fn new(
-        id: u64,
+        key: JobKey,
         kind: JobKind,
         keys: Vec<BlockKey>,
         rows: Vec<u32>,
@@ -95,7 +104,7 @@ impl Job {
     ) -> Self {
         let n = keys.len();
         Self {
-            id,
+            key,
             kind,
             keys,
             rows,
@@ -162,7 +171,9 @@ impl Job {
         let mut failures = std::mem::take(&mut *self.failures.lock());
         failures.sort_by_key(|(operation, _)| *operation);
         JobResult {
-            job_id: self.id,
+            job_id: match self.key {
+                JobKey::Submitted(id) | JobKey::Transfer(id) => id,
+            },
             kind: self.kind,
             keys: self.keys.clone(),
             failures,

@@ -16,6 +16,7 @@ mod job;
 mod open;
 mod outbox;
 mod queue;
+mod rows;
 mod shutdown;
 #[cfg(test)]
 mod tests;
@@ -32,18 +33,21 @@ use std::time::{Duration, Instant};
 use crate::sync::{Condvar, Mutex};
 
 pub use self::job::{JobKind, JobResult};
+pub use self::open::warm_up;
 pub use self::outbox::Event;
 
 use self::clock::Deadlines;
-use self::job::{Apart, Job};
+use self::job::{Apart, Job, JobKey};
 use self::outbox::{EventLog, Outbox};
 use self::queue::{Limits, Operation, Queues};
+use self::rows::RowsInUse;
 use crate::buffer::{Region, RowLease};
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::{Index, IndexConfig, Lookup, Map, ProbeAnswer, ProbeBatch, RequestId};
+use crate::index::{Index, IndexConfig, Lookup, Map, Presence, ProbeAnswer, ProbeBatch, RequestId};
 use crate::layout::BlockKey;
 use crate::metrics::{Metrics, Traffic};
 use crate::process::{self, Home};
+use crate::recurring::Recurring;
 use crate::store::{BlockStore, Done, Loaded, Probed, StoreInfo, Stored};
 
 /// Limits and deadlines of an engine.
@@ -79,6 +83,9 @@ impl Default for EngineConfig {
 /// Keys in one probe: enough to spread a step's questions over a few threads, few enough that the first answers don't
 /// wait for the last.
 const PROBE_BATCH: usize = 64;
+
+/// How often a caller that waits is asked whether it still does.
+const ASK_EVERY: Duration = Duration::from_millis(50);
 
 /// Moves blocks between rows and one store. See the [module](self).
 ///
@@ -120,6 +127,7 @@ struct Shared {
     outbox: Outbox,
     events: EventLog,
     metrics: Metrics,
+    failed_probes: Recurring,
 }
 
 struct StoreHandle(Arc<dyn BlockStore>);
@@ -137,7 +145,9 @@ struct State {
     region: Option<Arc<Region>>,
     queues: Queues,
     /// Jobs whose results were not handed out yet.
-    open: Map<u64, Arc<Job>>,
+    open: Map<JobKey, Arc<Job>>,
+    rows: RowsInUse,
+    transfers: u64,
     deadlines: Deadlines,
     pumps: usize,
     probing: usize,
@@ -199,17 +209,20 @@ impl Engine {
             bytes: config.max_inflight_bytes,
             op_bytes: region.row_bytes() as u64,
         };
+        let num_rows = region.num_rows();
         let shared = Arc::new(Shared {
             store: StoreHandle(store),
             config,
             max_pumps: limits.ops,
-            num_rows: region.num_rows(),
+            num_rows,
             writable: region.is_writable(),
             state: Mutex::new(State {
                 phase: Phase::Open,
                 region: Some(region),
                 queues: Queues::new(limits),
                 open: Map::default(),
+                rows: RowsInUse::new(num_rows),
+                transfers: 0,
                 deadlines: Deadlines::default(),
                 pumps: 0,
                 probing: 0,
@@ -224,10 +237,11 @@ impl Engine {
             outbox: Outbox::new()?,
             events: EventLog::default(),
             metrics: Metrics::default(),
+            failed_probes: Recurring::default(),
             info,
         });
         let clock = clock::start(&shared)?;
-        shared.start_scan()?;
+        shared.start_scan(false)?;
         Ok(Self { shared, home: Home::here(), clock: Mutex::new(Some(clock)) })
     }
 
@@ -278,15 +292,16 @@ impl Engine {
     /// would exceed the bound of waiting bytes ends at once, its blocks failed with [`ErrorKind::Dropped`].
     ///
     /// # Errors
-    /// `InvalidInput` when the job's number is in use, the lengths differ or a row doesn't exist; `ReadOnly` for a store
-    /// into a read-only tier or a load into read-only rows; `Forked`, `Shutdown`. Nothing was submitted then.
+    /// `InvalidInput` when the job's number is in use, the lengths differ, a row doesn't exist or has other use (a load has
+    /// its row alone until its job's result is taken); `ReadOnly` for a store into a read-only tier or a load into
+    /// read-only rows; `Forked`, `Shutdown`. Nothing was submitted then.
     pub fn submit(&self, kind: JobKind, job_id: u64, keys: Vec<BlockKey>, rows: Vec<u32>) -> Result<()> {
         let shared = &self.shared;
         shared.check_job(kind, &keys, &rows)?;
         self.submit_job(kind, Some(job_id), keys, rows, None).map(drop)
     }
 
-    /// Takes a job that was checked; one without a number gets one that no other job has.
+    /// Takes a job that was checked. Without the caller's number, it gets one of the engine's own.
     fn submit_job(
         &self,
         kind: JobKind,
@@ -303,26 +318,25 @@ impl Engine {
             JobKind::Load => shared.config.load_timeout,
             JobKind::Store => shared.config.store_timeout,
         };
-        let mut job = Job::new(job_id.unwrap_or(u64::MAX), kind, keys, rows, apart, Instant::now(), timeout);
+        let key = JobKey::Submitted(job_id.unwrap_or_default());
+        let mut job = Job::new(key, kind, keys, rows, apart, Instant::now(), timeout);
         let mut state = shared.state.lock();
         if state.phase == Phase::Closed {
             return Err(closed());
         }
-        if job_id.is_none() {
-            while state.open.contains_key(&job.id) {
-                job.id -= 1;
+        if let Some(id) = job_id {
+            if state.open.contains_key(&job.key) {
+                let message = format!("job id {id} is in use: its job is not finished, or its result was not taken");
+                return Err(Error::new(ErrorKind::InvalidInput, message));
             }
-        } else if state.open.contains_key(&job.id) {
-            return Err(Error::new(
-                ErrorKind::InvalidInput,
-                format!("job id {} is in use: its job is not finished, or its result was not taken", job.id),
-            ));
+            state.rows.take(kind, &job.rows)?;
+            shared.outbox.expect(id);
+        } else {
+            state.transfers += 1;
+            job.key = JobKey::Transfer(state.transfers);
         }
         let job = Arc::new(job);
-        state.open.insert(job.id, Arc::clone(&job));
-        if job.apart.is_none() {
-            shared.outbox.expect(job.id);
-        }
+        state.open.insert(job.key, Arc::clone(&job));
         if job.keys.is_empty() {
             drop(state);
             shared.deliver(&job);
@@ -353,9 +367,11 @@ impl Engine {
         self.check_home()?;
         let results = self.shared.outbox.take();
         if !results.is_empty() {
-            let mut state = self.shared.state.lock();
+            let state = &mut *self.shared.state.lock();
             for result in &results {
-                state.open.remove(&result.job_id);
+                if let Some(job) = state.open.remove(&JobKey::Submitted(result.job_id)) {
+                    state.rows.give_back(job.kind, &job.rows);
+                }
             }
         }
         Ok(results)
@@ -369,7 +385,7 @@ impl Engine {
     pub fn wait(&self, job_id: Option<u64>, timeout: Option<Duration>) -> Result<bool> {
         self.check_home()?;
         if let Some(id) = job_id
-            && !self.shared.state.lock().open.contains_key(&id)
+            && !self.shared.state.lock().open.contains_key(&JobKey::Submitted(id))
         {
             return Err(Error::new(ErrorKind::InvalidInput, format!("no job {id} is open")));
         }
@@ -448,8 +464,7 @@ impl Engine {
     /// `Forked`, `Shutdown`, `Unavailable` when the start-up scan could not be started anew.
     pub fn forget(&self) -> Result<()> {
         self.check()?;
-        self.shared.index.lock().clear();
-        self.shared.start_scan()
+        self.shared.start_scan(true)
     }
 
     /// In a forked child: gives up what is shared with the parent, without taking any lock.
@@ -643,7 +658,8 @@ impl Shared {
             }
         }
         if let Some(error) = trouble {
-            log::warn!("looking for blocks failed, they count as misses: {error}");
+            self.failed_probes
+                .warn(module_path!(), format_args!("looking for blocks failed, they count as misses: {error}"));
         }
         self.state.lock().probing -= 1;
         self.follow();
@@ -667,7 +683,7 @@ impl Shared {
         if job.kind == JobKind::Load && !ended.is_empty() {
             let mut index = self.index.lock();
             for operation in &ended {
-                index.load_failed(&job.keys[*operation], false);
+                index.load_failed(&job.keys[*operation], Presence::Unchanged);
             }
         }
         let mut finished = false;
@@ -688,7 +704,7 @@ impl Shared {
         match &job.apart {
             None => self.outbox.push(result),
             Some(apart) => {
-                self.state.lock().open.remove(&job.id);
+                self.state.lock().open.remove(&job.key);
                 // There is room for the one result; nobody takes it when the caller has given up.
                 let _ = apart.reply.try_send(result);
             }
@@ -706,17 +722,23 @@ impl Shared {
         self.metrics.events_lost.add(self.events.push(event));
     }
 
-    /// Fills the index in the background, where what the store finds is all there can be.
-    fn start_scan(self: &Arc<Self>) -> Result<()> {
-        if !self.info.exclusive {
-            return Ok(());
-        }
+    /// Fills the index in the background, where what the store finds is all there can be; `anew` forgets it first.
+    fn start_scan(self: &Arc<Self>, anew: bool) -> Result<()> {
         let scan = {
+            // Under both locks, so that no earlier scan adds to the index or completes it from here on.
             let mut state = self.state.lock();
+            let mut index = self.index.lock();
             state.scan += 1;
+            if anew {
+                index.clear();
+                self.waiting_probes.store(0, Ordering::Release);
+            }
+            if !self.info.exclusive {
+                return Ok(());
+            }
+            index.scan_begins();
             state.scan
         };
-        self.index.lock().scan_begins();
         let shared = Arc::clone(self);
         std::thread::Builder::new()
             .name("kvtier-scan".into())
@@ -727,12 +749,8 @@ impl Shared {
 
     fn scan(&self, scan: u64) {
         const BATCH: usize = 256;
-        let still_wanted = || {
-            let state = self.state.lock();
-            state.scan == scan && state.phase != Phase::Closed
-        };
         let mut batch = Vec::with_capacity(BATCH);
-        let flush = |batch: &mut Vec<_>| {
+        let flush = |batch: &mut Vec<_>, complete: bool| {
             // Asked and added under one lock, so that nothing listed before a reset is added after it.
             let state = self.state.lock();
             let wanted = state.scan == scan && state.phase != Phase::Closed;
@@ -741,18 +759,19 @@ impl Shared {
                 for (key, location) in batch.drain(..) {
                     index.found(&key, location);
                 }
+                if complete {
+                    index.scan_is_complete();
+                }
             }
             wanted
         };
         let scanned = self.store.0.scan(&mut |key, location| {
             batch.push((key, location));
-            batch.len() < BATCH || flush(&mut batch)
+            batch.len() < BATCH || flush(&mut batch, false)
         });
         match scanned {
             Ok(()) => {
-                if flush(&mut batch) && still_wanted() {
-                    self.index.lock().scan_is_complete();
-                }
+                flush(&mut batch, true);
             }
             Err(error) => log::warn!("the namespace could not be listed, unknown blocks are probed instead: {error}"),
         }
@@ -828,7 +847,7 @@ impl UnderWay {
         let kind = outcome.as_ref().err().map(Error::kind);
         if let (JobKind::Load, Some(kind)) = (job.kind, kind) {
             // Before the result can be seen, so that whoever sees it is not told HIT again.
-            let known = shared.index.lock().load_failed(&key, tells_of_the_block(kind));
+            let known = shared.index.lock().load_failed(&key, what_is_known(kind));
             if known && (kind == ErrorKind::Missing || kind.is_proof_of_damage()) {
                 shared.emit(Event::Removed(key, kind));
             }
@@ -866,17 +885,19 @@ impl Drop for UnderWay {
     }
 }
 
-/// Whether a failed load of this kind says that the block itself is not to be had.
-fn tells_of_the_block(kind: ErrorKind) -> bool {
-    !matches!(
-        kind,
+/// What a failed load of this kind says about the block.
+fn what_is_known(kind: ErrorKind) -> Presence {
+    match kind {
+        ErrorKind::Missing | ErrorKind::UnsupportedVersion => Presence::Gone,
+        _ if kind.is_proof_of_damage() => Presence::Gone,
         ErrorKind::Timeout
-            | ErrorKind::Shutdown
-            | ErrorKind::Reset
-            | ErrorKind::Degraded
-            | ErrorKind::ReadOnly
-            | ErrorKind::Internal
-    )
+        | ErrorKind::Shutdown
+        | ErrorKind::Reset
+        | ErrorKind::Degraded
+        | ErrorKind::ReadOnly
+        | ErrorKind::Internal => Presence::Unchanged,
+        _ => Presence::Doubtful,
+    }
 }
 
 fn closed() -> Error {

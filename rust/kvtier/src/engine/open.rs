@@ -6,10 +6,23 @@ use super::Engine;
 use crate::buffer::Region;
 use crate::config::TierConfig;
 use crate::error::Result;
+use crate::frame::ChecksumAlgorithm;
 use crate::identity::{Identity, Namespace};
-use crate::store::BlockStore;
+use crate::index::Set;
 use crate::store::faulty::{Faults, FaultyStore};
 use crate::store::url::{self, Place};
+use crate::store::{BlockStore, files};
+
+/// Makes what the crate makes once per process, such as random seeds. Called while no other thread can fork, it spares a
+/// child that begins in the middle of that from waiting for ever for a thread that it doesn't have.
+pub fn warm_up() {
+    let _ = Set::<u64>::default();
+    files::warm_up();
+    for algorithm in [ChecksumAlgorithm::Xxh3, ChecksumAlgorithm::Crc64Nvme] {
+        algorithm.of([[0; 1024].as_slice()]);
+    }
+    crc_fast::crc32_iscsi(&[0; 1024]);
+}
 
 impl Engine {
     /// Opens the tier at `url` for blocks of `identity` that move to and from the rows of `region`.

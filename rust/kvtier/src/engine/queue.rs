@@ -122,7 +122,7 @@ impl Queues {
             JobKind::Store => (&mut self.stores, &mut self.queued_stores),
         };
         // Deadlines come in the order of submission, so it is at or near the front.
-        if let Some(at) = queue.iter().position(|p| p.job.id == job.id)
+        if let Some(at) = queue.iter().position(|p| p.job.key == job.key)
             && let Some(pending) = queue.remove(at)
         {
             *queued -= pending.job.keys.len() - pending.next;

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::job::Job;
-use super::{DROP_GRACE, Engine, Event, Phase, Shared, closed, deadline};
+use super::{ASK_EVERY, DROP_GRACE, Engine, Event, Phase, Shared, closed, deadline};
 use crate::error::{Error, ErrorKind, Result};
 use crate::process;
 
@@ -14,13 +14,14 @@ impl Engine {
     /// and then fails as well. Results can still be taken. Nothing is deleted. Calling it again is harmless.
     ///
     /// Returns how many operations are still stuck in the storage. While there are any, the rows must stay where they
-    /// are; the engine keeps them alive.
+    /// are; the engine keeps them alive. `gave_up` is asked every now and then on this thread; once it says true, the
+    /// time is over.
     ///
     /// # Errors
     /// `Forked`.
-    pub fn shutdown(&self, timeout: Duration) -> Result<usize> {
+    pub fn shutdown(&self, timeout: Duration, gave_up: impl FnMut() -> bool) -> Result<usize> {
         process::check("tier", self.home)?;
-        let until = deadline(Some(timeout));
+        let mut patience = Patience::new(timeout, gave_up);
         let shared = &self.shared;
         let waiting = {
             let mut state = shared.state.lock();
@@ -32,13 +33,13 @@ impl Engine {
         for (job, next) in waiting {
             shared.end_early(&job, next..job.keys.len(), ErrorKind::Shutdown, "the tier was shut down before its turn");
         }
-        shared.wait_until_idle(until);
+        shared.wait_until_idle(&mut patience);
         for job in shared.unfinished_jobs() {
             let reason = "the tier was shut down while it was under way";
             shared.end_early(&job, 0..job.keys.len(), ErrorKind::Shutdown, reason);
         }
-        let left = until.map_or(timeout, |until| until.saturating_duration_since(Instant::now()));
-        shared.store.0.close(left);
+        // A probe may be stuck as well.
+        while shared.store.0.close(patience.slice()) > 0 && !patience.is_over() {}
         let clock = self.clock.lock().take();
         if let Some(clock) = clock {
             // It holds no lock across anything that waits. A panic there would have been a defect, and is over now.
@@ -50,12 +51,13 @@ impl Engine {
     }
 
     /// Takes all blocks of the namespace away, for every process: jobs that are open fail with [`ErrorKind::Reset`],
-    /// and nothing of them is published afterwards. Waits until the storage is done with them, at most for `timeout`.
+    /// and nothing of them is published afterwards. Waits until the storage is done with them, at most for `timeout`, and
+    /// while `gave_up`, which is asked every now and then on this thread, says false.
     ///
     /// # Errors
     /// `Unavailable` when the storage was not done in time, and whatever the store's own reset fails with; the blocks
     /// may be there then. `Forked`, `Shutdown`, `ReadOnly`.
-    pub fn reset(&self, timeout: Duration) -> Result<()> {
+    pub fn reset(&self, timeout: Duration, gave_up: impl FnMut() -> bool) -> Result<()> {
         process::check("tier", self.home)?;
         let shared = &self.shared;
         if shared.info.read_only {
@@ -76,7 +78,7 @@ impl Engine {
         for job in shared.unfinished_jobs() {
             shared.end_early(&job, 0..job.keys.len(), ErrorKind::Reset, "the namespace was reset meanwhile");
         }
-        let outcome = if shared.wait_until_idle(deadline(Some(timeout))) {
+        let outcome = if shared.wait_until_idle(&mut Patience::new(timeout, gave_up)) {
             shared.store.0.reset()
         } else {
             Err(Error::new(ErrorKind::Unavailable, "operations are still under way, so nothing was reset"))
@@ -97,10 +99,35 @@ impl Engine {
         if outcome.is_ok() {
             shared.emit(Event::Cleared);
         } else {
-            shared.start_scan()?;
+            shared.start_scan(false)?;
         }
         shared.schedule();
         outcome
+    }
+}
+
+/// How long a caller waits.
+struct Patience<F> {
+    until: Option<Instant>,
+    gave_up: F,
+    over: bool,
+}
+
+impl<F: FnMut() -> bool> Patience<F> {
+    fn new(timeout: Duration, gave_up: F) -> Self {
+        Self { until: deadline(Some(timeout)), gave_up, over: false }
+    }
+
+    /// Whether it has ended; asks the caller.
+    fn is_over(&mut self) -> bool {
+        self.over = self.over || self.until.is_some_and(|until| Instant::now() >= until) || (self.gave_up)();
+        self.over
+    }
+
+    /// For how long to wait before asking (again) whether it is over.
+    fn slice(&self) -> Duration {
+        let left = |until: Instant| until.saturating_duration_since(Instant::now());
+        if self.over { Duration::ZERO } else { self.until.map_or(ASK_EVERY, |until| left(until).min(ASK_EVERY)) }
     }
 }
 
@@ -109,16 +136,18 @@ impl Shared {
         self.state.lock().open.values().filter(|job| !job.is_finished()).cloned().collect()
     }
 
-    /// Waits until nothing is under way; false when `until` came first.
-    fn wait_until_idle(&self, until: Option<Instant>) -> bool {
+    /// Waits until nothing is under way; false when the caller's patience ended first.
+    fn wait_until_idle(&self, patience: &mut Patience<impl FnMut() -> bool>) -> bool {
         let mut state = self.state.lock();
         while state.queues.under_way() > 0 {
-            if let Some(until) = until {
-                if self.ended.wait_until(&mut state, until) {
-                    return state.queues.under_way() == 0;
+            let slice = Instant::now() + patience.slice();
+            if self.ended.wait_until(&mut state, slice) && state.queues.under_way() > 0 {
+                // Foreign code runs without the lock.
+                drop(state);
+                if patience.is_over() {
+                    return self.state.lock().queues.under_way() == 0;
                 }
-            } else {
-                self.ended.wait(&mut state);
+                state = self.state.lock();
             }
         }
         true
@@ -129,7 +158,7 @@ impl Drop for Engine {
     fn drop(&mut self) {
         if self.home.is_surely_here() {
             // The only error is about a fork, which was just ruled out.
-            let _ = self.shutdown(DROP_GRACE);
+            let _ = self.shutdown(DROP_GRACE, || false);
         } else {
             // The parent's threads don't exist here, and locks may be held for ever: touch nothing, free nothing.
             std::mem::forget(Arc::clone(&self.shared));

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use proptest::prelude::*;
 
 use super::*;
-use crate::buffer::HostRows;
+use crate::buffer::{HostRows, RowPart};
 use crate::io::Task;
 use crate::store::Location;
 
@@ -333,6 +333,57 @@ fn a_transfer_that_is_given_up_frees_its_rows() {
     assert!(b.run(JobKind::Store, u64::MAX, &[2], &[0]).is_success(), "its number is free again");
 }
 
+/// One row in memory that says when it is given up.
+fn guarded_row(given_up: &Arc<AtomicBool>) -> Arc<Region> {
+    struct Owner(#[expect(dead_code, reason = "kept")] HostRows, Arc<AtomicBool>);
+    impl Drop for Owner {
+        fn drop(&mut self) {
+            self.1.store(true, Ordering::Relaxed);
+        }
+    }
+    let rows = HostRows::new(1, ROW).unwrap();
+    let part = RowPart { base: rows.base(), row_bytes: ROW, stride: ROW };
+    // SAFETY: the part is the rows' memory, which the owner keeps.
+    unsafe { Region::from_parts(vec![part], 1, true, Box::new(Owner(rows, Arc::clone(given_up)))) }.unwrap()
+}
+
+#[test]
+fn a_transfer_has_given_its_memory_up_when_it_returns() {
+    let b = Bench::new(EngineConfig::default());
+    for n in 0..500 {
+        let given_up = Arc::new(AtomicBool::new(false));
+        let row = [(guarded_row(&given_up), 0)];
+        assert!(b.engine.transfer(JobKind::Store, keys([n]), &row, || false).unwrap().is_success());
+        drop(row);
+        assert!(given_up.load(Ordering::Relaxed), "transfer {n}");
+    }
+}
+
+#[test]
+fn a_transfer_leaves_all_job_numbers_to_the_caller() {
+    let b = Bench::new(EngineConfig::default());
+    b.store.script(1, Act::Stall);
+    let row = [(Arc::clone(&b.rows), 0)];
+    std::thread::scope(|scope| {
+        scope.spawn(|| b.engine.transfer(JobKind::Store, keys([1]), &row, || false).unwrap());
+        b.wait_until_under_way(1);
+        for job in [u64::MAX, 0, 1] {
+            assert!(b.engine.wait(Some(job), None).is_err(), "no job {job} is open");
+            assert!(b.run(JobKind::Store, job, &[2], &[1]).is_success());
+        }
+        b.store.release();
+    });
+}
+
+#[test]
+fn blocks_of_a_transfer_that_share_memory_are_stored_and_not_loaded() {
+    let b = Bench::new(EngineConfig::default());
+    let row = |n: usize| (Arc::clone(&b.rows), n);
+    b.engine.transfer(JobKind::Store, keys(0..3), &[row(0), row(1), row(0)], || false).unwrap();
+    let refused = b.engine.transfer(JobKind::Load, keys(0..3), &[row(0), row(1), row(0)], || false).unwrap_err();
+    assert_eq!(refused.message(), "blocks 0 and 2 share memory, where only one can be loaded");
+}
+
 #[test]
 fn wrong_jobs_are_refused_at_the_call() {
     let b = Bench::new(EngineConfig::default());
@@ -346,6 +397,26 @@ fn wrong_jobs_are_refused_at_the_call() {
     b.result(1);
     b.engine.submit(JobKind::Store, 1, keys([1]), vec![0]).unwrap();
     assert_eq!(b.engine.wait(Some(9), None).unwrap_err().kind(), ErrorKind::InvalidInput);
+}
+
+#[test]
+fn a_row_has_one_use_until_its_result_is_taken() {
+    let b = Bench::new(EngineConfig::default());
+    let submit = |kind, job, numbers: &[u64], rows: &[u32]| {
+        b.engine.submit(kind, job, keys(numbers.iter().copied()), rows.to_vec()).map_err(|e| e.to_string())
+    };
+    b.run(JobKind::Store, 1, &[1, 2], &[0, 0]);
+    let twice = submit(JobKind::Load, 2, &[1, 2], &[5, 5]).unwrap_err();
+    assert_eq!(twice, "row 5 is given for two blocks, of which only one can be loaded there");
+    submit(JobKind::Load, 2, &[1, 1], &[5, 6]).unwrap();
+    b.engine.wait(Some(2), None).unwrap();
+    assert_eq!(submit(JobKind::Load, 3, &[2], &[6]).unwrap_err(), "row 6 is in use: an open job loads into it");
+    assert_eq!(submit(JobKind::Store, 3, &[3], &[6]).unwrap_err(), "row 6 is in use: an open job loads into it");
+    assert_eq!(b.engine.gauges().unwrap().open_jobs, 0, "nothing of a refused job is left");
+    b.result(2);
+    submit(JobKind::Store, 3, &[3], &[6]).unwrap();
+    submit(JobKind::Store, 4, &[4], &[6]).expect("several may read it");
+    assert_eq!(submit(JobKind::Load, 5, &[1], &[6]).unwrap_err(), "row 6 is in use: an open job stores it");
 }
 
 #[test]
@@ -405,7 +476,7 @@ fn stores_beyond_the_bound_are_dropped_and_loads_are_not() {
     }
     let dropped = b.result(2);
     assert_eq!(failures(&dropped), [(0, ErrorKind::Dropped), (1, ErrorKind::Dropped), (2, ErrorKind::Dropped)]);
-    b.engine.submit(JobKind::Load, 9, keys([1; 16]), (0..16).collect()).unwrap();
+    b.engine.submit(JobKind::Load, 9, keys([1; 16]), (1..17).collect()).unwrap();
     b.store.release();
     assert!(b.engine.drain(Some(Duration::from_secs(20))).unwrap());
     let mut ended: Vec<_> = b.engine.poll().unwrap().iter().map(|r| r.job_id).collect();
@@ -420,7 +491,7 @@ fn loads_go_before_stores_but_not_all_of_them() {
     b.store.script(0, Act::Stall);
     b.engine.submit(JobKind::Store, 2, keys(0..9), vec![0; 9]).unwrap();
     for job in 10..22 {
-        b.engine.submit(JobKind::Load, job, keys([100]), vec![1]).unwrap();
+        b.engine.submit(JobKind::Load, job, keys([100]), vec![job as u32]).unwrap();
     }
     b.store.release();
     assert!(b.engine.drain(Some(Duration::from_secs(20))).unwrap());
@@ -455,9 +526,38 @@ fn an_exclusive_tier_knows_what_is_here_after_its_scan() {
     assert_eq!(b.engine.gauges().unwrap().resident_blocks, 1_000);
     assert_eq!(b.engine.lookup(&key(999), None).unwrap(), Lookup::Hit);
     assert_eq!(b.engine.lookup(&key(1_000), None).unwrap(), Lookup::Miss);
-    b.engine.reset(Duration::from_secs(5)).unwrap();
+    b.engine.reset(Duration::from_secs(5), || false).unwrap();
     assert_eq!(b.engine.lookup(&key(999), None).unwrap(), Lookup::Miss);
     assert_eq!(b.engine.take_events().unwrap(), [Event::Cleared]);
+}
+
+#[test]
+fn forgetting_while_a_scan_runs_makes_no_block_a_miss() {
+    const BLOCKS: u64 = 700;
+    let store = Script::new(2, true);
+    store.blocks.lock().extend((0..BLOCKS).map(|n| (key(n), vec![0; ROW])));
+    let b = Bench::over(Arc::clone(&store), EngineConfig::default());
+    std::thread::scope(|scope| {
+        scope.spawn(|| (0..2_000).for_each(|_| b.engine.forget().unwrap()));
+        for n in (0..BLOCKS).cycle().take(200_000) {
+            assert_ne!(b.engine.lookup(&key(n), None).unwrap(), Lookup::Miss, "block {n}");
+        }
+    });
+}
+
+#[test]
+fn a_failing_device_makes_no_block_a_miss_for_those_who_ask_later() {
+    let store = Script::new(2, true);
+    store.blocks.lock().insert(key(1), vec![0; ROW]);
+    let b = Bench::over(Arc::clone(&store), EngineConfig::default());
+    for kind in [ErrorKind::Io, ErrorKind::Permission, ErrorKind::Unavailable, ErrorKind::Timeout] {
+        let job = kind.index() as u64;
+        assert_eq!(b.lookup(1, job), Lookup::Hit);
+        b.store.script(1, Act::Fail(kind));
+        assert_eq!(failures(&b.run(JobKind::Load, 1, &[1], &[0])), [(0, kind)]);
+        assert_eq!(b.lookup(1, job), Lookup::Miss);
+    }
+    assert_eq!(b.lookup(1, 1000), Lookup::Hit);
 }
 
 #[test]
@@ -466,10 +566,10 @@ fn a_reset_ends_open_jobs_and_publishes_nothing_of_them() {
     b.store.script(1, Act::Stall);
     b.engine.submit(JobKind::Store, 1, keys([1]), vec![0]).unwrap();
     b.wait_until_under_way(1);
-    assert_eq!(b.engine.reset(Duration::from_millis(50)).unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(b.engine.reset(Duration::from_millis(50), || false).unwrap_err().kind(), ErrorKind::Unavailable);
     assert_eq!(failures(&b.result(1)), [(0, ErrorKind::Reset)]);
     b.store.release();
-    b.engine.reset(Duration::from_secs(20)).unwrap();
+    b.engine.reset(Duration::from_secs(20), || false).unwrap();
     assert_eq!(b.lookup(1, 1), Lookup::Miss);
     assert!(b.run(JobKind::Store, 2, &[1], &[0]).is_success());
 }
@@ -482,7 +582,7 @@ fn shutdown_gives_every_job_its_result() {
         b.engine.submit(JobKind::Store, job, keys([job * 2, job * 2 + 1]), vec![0, 1]).unwrap();
         b.wait_until_under_way(1);
     }
-    assert_eq!(b.engine.shutdown(Duration::from_millis(50)).unwrap(), 1, "one is stuck in the storage");
+    assert_eq!(b.engine.shutdown(Duration::from_millis(50), || false).unwrap(), 1, "one is stuck in the storage");
     let results = b.engine.poll().unwrap();
     assert_eq!(results.len(), 100);
     assert!(results.iter().all(|r| failures(r).iter().all(|(_, kind)| *kind == ErrorKind::Shutdown)));
@@ -492,11 +592,36 @@ fn shutdown_gives_every_job_its_result() {
 }
 
 #[test]
+fn no_timeout_is_too_long() {
+    let b = Bench::new(EngineConfig::default());
+    b.run(JobKind::Store, 1, &[1], &[0]);
+    b.engine.reset(Duration::MAX, || false).unwrap();
+    assert_eq!(b.engine.shutdown(Duration::MAX, || false).unwrap(), 0);
+}
+
+#[test]
+fn whoever_gives_up_waits_no_longer_for_a_reset_or_a_shutdown() {
+    let b = Bench::new(EngineConfig::default());
+    b.store.script(1, Act::Stall);
+    b.engine.submit(JobKind::Store, 1, keys([1]), vec![0]).unwrap();
+    b.wait_until_under_way(1);
+    let mut asked = 0;
+    let mut third_time = || {
+        asked += 1;
+        asked % 3 == 0
+    };
+    assert_eq!(b.engine.reset(Duration::MAX, &mut third_time).unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(b.engine.shutdown(Duration::MAX, &mut third_time).unwrap(), 1);
+    assert_eq!(b.engine.lookup(&key(1), None).unwrap_err().kind(), ErrorKind::Shutdown, "it is over all the same");
+    b.store.release();
+}
+
+#[test]
 fn rows_are_free_after_shutdown() {
     let b = Bench::new(EngineConfig::default());
     b.run(JobKind::Store, 1, &[1], &[0]);
     assert!(Arc::strong_count(&b.rows) > 1);
-    assert_eq!(b.engine.shutdown(Duration::from_secs(5)).unwrap(), 0);
+    assert_eq!(b.engine.shutdown(Duration::from_secs(5), || false).unwrap(), 0);
     assert_eq!(Arc::strong_count(&b.rows), 1);
 }
 
@@ -609,13 +734,13 @@ proptest! {
                 Step::Release { request } => b.engine.release(RequestId(request)).unwrap(),
                 Step::Forget => prop_assert_eq!(b.engine.forget().is_err(), closed),
                 Step::Reset => {
-                    let reset = b.engine.reset(Duration::from_millis(5));
+                    let reset = b.engine.reset(Duration::from_millis(5), || false);
                     if reset.is_ok() {
                         stored.clear();
                     }
                 }
                 Step::Shutdown => {
-                    b.engine.shutdown(Duration::from_millis(5)).unwrap();
+                    b.engine.shutdown(Duration::from_millis(5), || false).unwrap();
                     closed = true;
                 }
             }

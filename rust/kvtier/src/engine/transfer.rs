@@ -3,16 +3,13 @@
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::job::{Apart, Job};
-use super::{DROP_GRACE, Engine, JobKind, JobResult, Shared};
+use super::{ASK_EVERY, DROP_GRACE, Engine, JobKind, JobResult, Shared};
 use crate::buffer::Region;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::BlockKey;
-
-/// How often the caller is asked whether it still waits.
-const ASK_EVERY: Duration = Duration::from_millis(50);
 
 impl Engine {
     /// Stores or loads blocks and waits for the result: block `i` is `keys[i]`, in the row that `rows[i]` names by its
@@ -39,6 +36,12 @@ impl Engine {
         }
         for (region, _) in rows {
             shared.check_access(kind, region.is_writable())?;
+        }
+        if kind == JobKind::Load
+            && let Some((a, b)) = Region::overlapping(rows)
+        {
+            let message = format!("blocks {a} and {b} share memory, where only one can be loaded");
+            return Err(Error::new(ErrorKind::InvalidInput, message));
         }
         let holders: Vec<_> = rows.iter().map(|(region, _)| (region, Arc::strong_count(region))).collect();
         let cut = |(region, row): &(Arc<Region>, usize)| Ok((region.cut_to(shared.info.payload_bytes)?, *row));

@@ -53,6 +53,17 @@ struct Resident {
     stored: Moment,
 }
 
+/// What a failed load says about its block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// Nothing: the failure was the job's own, such as its deadline.
+    Unchanged,
+    /// The storage gave no clear answer; another time it may.
+    Doubtful,
+    /// It is not there, or of no use.
+    Gone,
+}
+
 /// How an index behaves; fixed for its lifetime.
 #[derive(Clone, Copy, Debug)]
 pub struct IndexConfig {
@@ -198,16 +209,21 @@ impl Index {
         }
     }
 
-    /// A load failed: every request that was told HIT is now told MISS. `gone` says that the failure was about the block
-    /// itself, so that it is not known to be here any more.
+    /// A load failed: every request that was told HIT is now told MISS. For later ones the block is not known to be here
+    /// any more when it is gone, and when that is in doubt, unless nothing but a scan finds it again.
     ///
     /// Returns whether the block was known to be here and is not any more.
-    pub fn load_failed(&mut self, key: &BlockKey, gone: bool) -> bool {
+    pub fn load_failed(&mut self, key: &BlockKey, presence: Presence) -> bool {
         self.now += 1;
         if self.verdicts.open_requests() > 0 {
             self.failures.add(key, self.now, &self.verdicts);
         }
-        gone && self.removed(key)
+        let is_probed = !self.complete && self.removed_while_scanning.is_none();
+        match presence {
+            Presence::Gone => self.removed(key),
+            Presence::Doubtful if is_probed => self.removed(key),
+            Presence::Doubtful | Presence::Unchanged => false,
+        }
     }
 
     /// The block is not here any more. Returns whether it was known to be.

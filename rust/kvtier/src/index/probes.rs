@@ -168,12 +168,20 @@ impl Probes {
         self.waiting = Vec::new();
     }
 
-    /// Drops answers that nobody can be waiting for any more.
+    /// Drops answers and questions that nobody can be waiting for any more. Questions pile up while the storage is stuck;
+    /// they stay for two timeouts, so that whoever asks without a request is told MISS in between.
     fn sweep(&mut self, now: Instant, timeout: Duration) {
         if self.swept.is_some_and(|swept| now.saturating_duration_since(swept) <= timeout) {
             return;
         }
         self.swept = Some(now);
-        self.by_key.retain(|_, p| !matches!(p, Probe::Absent { at } if now.saturating_duration_since(*at) > timeout));
+        self.by_key.retain(|_, probe| match probe {
+            Probe::Queued { asked } => now.saturating_duration_since(*asked) <= timeout * 2,
+            // The storage has them, and they are as few as it takes at once.
+            Probe::Running { .. } => true,
+            Probe::Absent { at } => now.saturating_duration_since(*at) <= timeout,
+        });
+        let queued = &self.by_key;
+        self.waiting.retain(|key| matches!(queued.get(key), Some(Probe::Queued { .. })));
     }
 }

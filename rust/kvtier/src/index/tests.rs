@@ -118,13 +118,13 @@ fn a_failed_load_turns_hits_to_misses_for_all_who_hold_them() {
     let mut b = Bench::new();
     b.index.stored(&key(1), HERE);
     assert_eq!((b.ask(1, 1), b.ask(1, 2)), (Lookup::Hit, Lookup::Hit));
-    assert!(b.index.load_failed(&key(1), true));
+    assert!(b.index.load_failed(&key(1), Presence::Gone));
     assert_eq!((b.ask(1, 1), b.ask(1, 2)), (Lookup::Miss, Lookup::Miss));
     let before = b.ask(1, 3);
     assert_eq!(before, Lookup::Retry, "a new request asks the storage");
     b.index.stored(&key(1), HERE);
     assert_eq!((b.ask(1, 1), b.ask(1, 3)), (Lookup::Hit, Lookup::Hit));
-    assert!(!b.index.load_failed(&key(1), false), "a failure that isn't about the block leaves it here");
+    assert!(!b.index.load_failed(&key(1), Presence::Unchanged), "a failure that isn't about the block leaves it here");
     assert_eq!((b.ask(1, 1), b.ask(1, 4)), (Lookup::Miss, Lookup::Hit));
 }
 
@@ -209,7 +209,7 @@ fn memory_of_failures_and_answers_is_bounded() {
         b.ask(request, request);
     }
     for n in 100..20_000 {
-        b.index.load_failed(&key(n), true);
+        b.index.load_failed(&key(n), Presence::Gone);
         if n % 1000 == 0 {
             let oldest = n / 1000 - 1;
             b.index.release(RequestId(oldest));
@@ -229,4 +229,46 @@ fn memory_of_failures_and_answers_is_bounded() {
         b.index.release(RequestId(request));
     }
     assert_eq!((b.index.open_requests(), b.index.failures.len()), (0, 0));
+}
+
+#[test]
+fn doubt_about_a_block_is_settled_by_a_probe_and_where_none_is_made_it_stays() {
+    let mut b = Bench::new();
+    b.index.stored(&key(1), HERE);
+    b.index.load_failed(&key(1), Presence::Doubtful);
+    assert_eq!(b.ask(1, 1), Lookup::Retry);
+    b.index.scan_begins();
+    b.index.stored(&key(2), HERE);
+    b.index.load_failed(&key(2), Presence::Doubtful);
+    b.index.scan_is_complete();
+    assert_eq!(b.ask(2, 2), Lookup::Hit);
+    b.index.load_failed(&key(2), Presence::Doubtful);
+    assert_eq!((b.ask(2, 2), b.ask(2, 3)), (Lookup::Miss, Lookup::Hit));
+    b.index.load_failed(&key(2), Presence::Gone);
+    assert_eq!(b.ask(2, 4), Lookup::Miss);
+}
+
+#[test]
+fn questions_to_a_storage_that_is_stuck_do_not_pile_up() {
+    let mut b = Bench::new();
+    // One probe is stuck, and whoever asks is told RETRY and then MISS.
+    b.ask(0, 0);
+    let stuck = b.begin();
+    for n in 1..20_000_u64 {
+        assert_eq!(b.ask(n, n), Lookup::Retry);
+        b.later(Duration::from_millis(10));
+        if n % 7 == 0 && n > 300 {
+            let before = n - 201;
+            assert_eq!(b.ask(before, before), Lookup::Miss, "{n}");
+        }
+        b.index.release(RequestId(n.saturating_sub(250)));
+    }
+    assert!(b.index.probes.len() < 1_000 && b.index.waiting_probes() < 1_000, "{}", b.index.waiting_probes());
+    b.answer(&stuck, ProbeAnswer::Absent);
+    let mut answers = Vec::new();
+    for _ in 0..1_000 {
+        answers.push(b.ask_anonymously(50_000));
+        b.later(Duration::from_millis(10));
+    }
+    assert!(answers.contains(&Lookup::Miss), "whoever asks again and again without a request is answered, too");
 }

@@ -4,7 +4,7 @@
 //! A named store outlives the tiers that use it: tiers of one process that open `memory://name` share its blocks, as
 //! processes that open one directory do. An unnamed one belongs to its tier alone.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use crate::sync::Mutex;
@@ -16,15 +16,17 @@ use crate::frame::{BlockFormat, Verify};
 use crate::index::Map;
 use crate::io::{IoEngine, Task};
 use crate::layout::BlockKey;
+use crate::process;
 
 /// Blocks of all namespaces under one name: by namespace directory and key.
 type Shelf = Mutex<Map<(Arc<str>, BlockKey), Arc<[u8]>>>;
 
-/// The named shelves, by process as well: a forked child begins with none, since a thread that it doesn't have may hold
-/// the lock of one.
-type Shelves = Map<(u32, String), Arc<Shelf>>;
+/// The named shelves.
+type Shelves = Map<String, Arc<Shelf>>;
 
-static SHELVES: LazyLock<Mutex<Shelves>> = LazyLock::new(Mutex::default);
+/// The shelves of a process, by how many forks lie between it and the program's first: a child begins with none, since
+/// threads that it doesn't have may hold the locks of its parent's.
+static SHELVES: [Mutex<Option<Shelves>>; 64] = [const { Mutex::new(None) }; 64];
 
 /// The store; see the [module](self).
 pub struct MemoryStore {
@@ -56,7 +58,10 @@ impl MemoryStore {
     pub fn open(config: MemoryConfig, io: Arc<dyn IoEngine>) -> Self {
         let place = format!("memory://{}", config.name.as_deref().unwrap_or_default());
         let shelf = match config.name {
-            Some(name) => Arc::clone(SHELVES.lock().entry((std::process::id(), name)).or_default()),
+            Some(name) => {
+                let mut shelves = SHELVES[process::forks() as usize % SHELVES.len()].lock();
+                Arc::clone(shelves.get_or_insert_default().entry(name).or_default())
+            }
             None => Arc::default(),
         };
         let info = StoreInfo {

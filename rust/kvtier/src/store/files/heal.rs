@@ -62,7 +62,11 @@ impl Files {
     fn warn_unless_gone(&self, key: &BlockKey, removed: rustix::io::Result<()>) {
         match removed {
             Ok(()) | Err(Errno::NOENT) => {}
-            Err(errno) => log::warn!("a bad block can't be removed: {errno}: {}", self.full_path(key).display()),
+            Err(errno) => {
+                let path = self.full_path(key);
+                self.failed_removals
+                    .warn(module_path!(), format_args!("a bad block can't be removed: {errno}: {}", path.display()));
+            }
         }
     }
 
@@ -82,7 +86,11 @@ impl Files {
         }
         let is_bad = FileId::of(&statat(dir, aside.as_str(), AtFlags::SYMLINK_NOFOLLOW)?) == bad;
         if is_bad {
-            log::warn!("removed a block that failed verification ({why}): {}", self.full_path(key).display());
+            let path = self.full_path(key);
+            self.removals.warn(
+                module_path!(),
+                format_args!("removed a block that failed verification ({why}): {}", path.display()),
+            );
         } else {
             match move_without_replacing(dir, &aside, path.as_str()) {
                 // Yet another file has the name by now: this one is superseded.

@@ -46,6 +46,12 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::frame::{BlockFormat, Verify};
 use crate::io::{Completion, DirectIo, IoEngine, Task, Transfer};
 use crate::layout::BlockKey;
+use crate::recurring::Recurring;
+
+/// Makes the seed of unique names; see [`crate::engine::warm_up`].
+pub(crate) fn warm_up() {
+    temporary::unique_name();
+}
 
 /// How a [`FilesStore`] is opened.
 #[derive(Clone, Debug)]
@@ -117,6 +123,8 @@ struct Files {
     /// Whether others who could add blocks are excluded.
     exclusive: bool,
     claim: Claim,
+    removals: Recurring,
+    failed_removals: Recurring,
     /// Padding and trailer of a block.
     tails: Arc<ScratchPool>,
     /// Whole blocks, where a row can't be the place.

@@ -17,6 +17,7 @@ use crate::config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::identity::{Namespace, NamespaceKind};
 use crate::io::{DirectIo, IoEngine};
+use crate::recurring::Recurring;
 
 /// Bytes of whole-block scratch that wait for reuse, at most.
 const KEPT_SCRATCH: usize = 32 << 20;
@@ -47,6 +48,8 @@ impl FilesStore {
             // The engine's own tier takes no claim, so nobody can be sure to be alone beside it.
             exclusive: config.exclusive && namespace.kind() == NamespaceKind::Kvtier,
             claim: opened.claim,
+            removals: Recurring::default(),
+            failed_removals: Recurring::default(),
             tails: ScratchPool::new(format.tail_bytes(), 2 * depth),
             blocks: ScratchPool::new(format.block_bytes(), depth.min(KEPT_SCRATCH / format.block_bytes().max(1))),
             root,
