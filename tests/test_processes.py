@@ -95,6 +95,31 @@ class TestExit:
             """
         )
 
+    def test_of_threads_that_go_on(self, run: Run) -> None:
+        """They meet the closed tier's errors, and log records, while the interpreter ends."""
+        run(
+            """
+            import logging
+            logging.getLogger("kvtier").addHandler(logging.NullHandler())
+            logging.getLogger("kvtier").propagate = False
+            faults = Faults()
+            faults.inject("probe", "fail", kind="io", times=10**9)
+            tier = open_faulty(URL, faults, identity=IDENTITY, rows=np.ones((64, 4096), "u1"))
+            def go_on(n):
+                while True:
+                    try:
+                        tier.lookup(make_key(n))
+                        tier.submit_load(n, KEYS[:1], [0])
+                    except kvtier.KvTierError:
+                        pass
+                    tier.get_finished_jobs()
+                    n += 4
+            for n in range(4):
+                threading.Thread(target=go_on, args=(n,), daemon=True).start()
+            time.sleep(0.3)
+            """
+        )
+
     def test_while_the_storage_stalls(self, run: Run) -> None:
         run(
             """

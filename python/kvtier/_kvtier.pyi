@@ -27,6 +27,7 @@ __all__ = [
     "__version__",
     "canonical_json",
     "check_options",
+    "exit_begins",
     "inspect_root",
     "survey_root",
 ]
@@ -682,6 +683,9 @@ def survey_root(url: str, patience: float) -> tuple[list[dict[str, Any]], int]:
         ConfigError: It is no directory, or the URL can't be used.
         StoreUnavailableError: It can't be listed.
     """
+
+def exit_begins() -> None:
+    """The interpreter's exit has begun, on this thread: only it emits log records and releases memory from now on."""
 
 @disjoint_base
 class Tier:

@@ -1,6 +1,6 @@
 """The exceptions that kvtier raises: one tree under `KvTierError`."""
 
-from typing import ClassVar
+from typing import Final
 
 
 class KvTierError(Exception):
@@ -13,90 +13,84 @@ class KvTierError(Exception):
         path: The file, directory or URL that it is about, or None.
     """
 
-    default_kind: ClassVar[str] = "internal"
-
-    def __init__(
-        self, message: str, *, kind: str | None = None, key: bytes | None = None, path: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.kind = kind or self.default_kind
-        self.key = key
-        self.path = path
+    kind: str = "internal"
+    key: bytes | None = None
+    path: str | None = None
 
 
 class ConfigError(KvTierError, ValueError):
     """Options that can't work, alone or together. The message lists every problem; nothing was opened."""
 
-    default_kind = "config"
+    kind = "config"
 
 
 class InvalidInputError(KvTierError, ValueError):
     """An argument of a call is wrong; the call did nothing."""
 
-    default_kind = "invalid_input"
+    kind = "invalid_input"
 
 
 class IdentityMismatchError(KvTierError):
     """The namespace on storage was written under another identity; the message names each field with both values."""
 
-    default_kind = "identity_mismatch"
+    kind = "identity_mismatch"
 
 
 class BlockNotFoundError(KvTierError, LookupError):
     """There is no block under that key."""
 
-    default_kind = "missing"
+    kind = "missing"
 
 
 class CorruptBlockError(KvTierError):
     """The stored bytes are not the block that the key names; `kind` says in which way."""
 
-    default_kind = "checksum"
+    kind = "checksum"
 
 
 class StoreUnavailableError(KvTierError):
     """The storage can't be reached, is full, or says no; later it may work."""
 
-    default_kind = "unavailable"
+    kind = "unavailable"
 
 
 class DeadlineExceededError(KvTierError, TimeoutError):
     """Not done within its time."""
 
-    default_kind = "timeout"
+    kind = "timeout"
 
 
 class OverloadedError(KvTierError):
     """Refused at once, because too much is queued or overdue reads hold rows; nothing was done."""
 
-    default_kind = "dropped"
+    kind = "dropped"
 
 
 class TierClosedError(KvTierError):
     """The tier was shut down, or its namespace reset, before the work was done."""
 
-    default_kind = "shutdown"
+    kind = "shutdown"
 
 
 class ForkedProcessError(KvTierError):
     """The object belongs to the process that this one was forked from; open a new one here."""
 
-    default_kind = "forked"
+    kind = "forked"
 
 
 class ReadOnlyError(KvTierError):
     """A store into a tier that was opened read-only, or a load into read-only memory."""
 
-    default_kind = "read_only"
+    kind = "read_only"
 
 
 class UnsupportedError(KvTierError):
     """What was asked for is not in this build, or the block has a newer format than this build reads."""
 
-    default_kind = "unsupported"
+    kind = "unsupported"
 
 
-_CLASSES: dict[str, type[KvTierError]] = {
+CLASS_OF_KIND: Final[dict[str, type[KvTierError]]] = {
     "config": ConfigError,
     "invalid_input": InvalidInputError,
     "identity_mismatch": IdentityMismatchError,
@@ -122,8 +116,4 @@ _CLASSES: dict[str, type[KvTierError]] = {
     "unsupported": UnsupportedError,
     "internal": KvTierError,
 }
-
-
-def error_of_kind(kind: str, message: str, key: bytes | None = None, path: str | None = None) -> KvTierError:
-    """The exception for a failure of `kind`; a kind that this version doesn't know is a plain `KvTierError`."""
-    return _CLASSES.get(kind, KvTierError)(message, kind=kind, key=key, path=path)
+"""Which class an error of the core has; of a kind that is not listed, `KvTierError`."""

@@ -8,7 +8,7 @@ import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from kvtier._kvtier import Identity, Tier
+from kvtier._kvtier import Identity, Tier, exit_begins
 from kvtier.config import TierConfig
 from kvtier.errors import KvTierError
 from kvtier.metrics import TierStats
@@ -102,6 +102,7 @@ def open(  # noqa: A001 - it is `kvtier.open`
 
 def _shut_down_all() -> None:
     """At the interpreter's exit: the youngest first, as with nested `with` blocks."""
+    exit_begins()
     until = time.monotonic() + EXIT_TIMEOUT
     for tier in reversed(list(_open_tiers.values())):
         try:

@@ -4,8 +4,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use kvtier::error::{Error, ErrorKind};
 use pyo3::exceptions::PySystemError;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
+use pyo3::types::PyDict;
 
 /// Why a call into the binding failed: kvtier says no, or Python code that was called raised.
 #[derive(Debug)]
@@ -71,6 +73,8 @@ fn exception<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>>
 }
 
 /// The exception for a failure; `kvtier.errors` knows which class each kind is.
+///
+/// The classes have no Python code that runs here: see [`crate::results`].
 pub(crate) fn exception_of_kind<'py>(
     py: Python<'py>,
     kind: &str,
@@ -78,8 +82,22 @@ pub(crate) fn exception_of_kind<'py>(
     key: Option<&[u8]>,
     path: Option<&str>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    static NEW: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    NEW.import(py, "kvtier.errors", "error_of_kind")?.call1((kind, message, key, path))
+    static CLASSES: PyOnceLock<(Py<PyDict>, Py<PyAny>)> = PyOnceLock::new();
+    let (classes, base) = CLASSES.get_or_try_init(py, || {
+        let errors = py.import("kvtier.errors")?;
+        let classes = errors.getattr("CLASS_OF_KIND")?.cast_into::<PyDict>()?;
+        PyResult::Ok((classes.unbind(), errors.getattr("KvTierError")?.unbind()))
+    })?;
+    let class = classes.bind(py).get_item(kind)?.unwrap_or_else(|| base.bind(py).clone());
+    let exception = class.call1((message,))?;
+    exception.setattr(intern!(py, "kind"), kind)?;
+    if let Some(key) = key {
+        exception.setattr(intern!(py, "key"), key)?;
+    }
+    if let Some(path) = path {
+        exception.setattr(intern!(py, "path"), path)?;
+    }
+    Ok(exception)
 }
 
 /// The bytes of a key as errors show it.

@@ -45,12 +45,18 @@ mod _kvtier {
     use super::rows::Rows;
     #[pymodule_export]
     use super::tier::Tier;
-    use super::{Bound, PyModule, PyModuleMethods, PyResult, arguments, fork, logging, pyfunction};
+    use super::{Bound, PyModule, PyModuleMethods, PyResult, Python, arguments, errands, fork, logging, pyfunction};
 
     /// Checks the options of a tier; one error lists everything that is wrong with them.
     #[pyfunction]
     fn check_options(options: &Bound<'_, PyDict>) -> Result<()> {
         arguments::config_of(options).map(drop)
+    }
+
+    /// The interpreter's exit has begun, on this thread.
+    #[pyfunction]
+    fn exit_begins(py: Python<'_>) {
+        errands::exit_begins(py);
     }
 
     #[pymodule_init]
