@@ -9,6 +9,7 @@
 mod gate;
 mod host;
 mod lease;
+mod prefetch;
 mod region;
 mod scratch;
 mod transfer;
@@ -16,6 +17,7 @@ mod transfer;
 pub use gate::{Expiry, Gate};
 pub use host::HostRows;
 pub use lease::{RowAccess, RowLease};
+pub(crate) use prefetch::prefetch;
 pub use region::{Region, RowPart};
 pub use scratch::{Scratch, ScratchPool};
 pub use transfer::IoMemory;

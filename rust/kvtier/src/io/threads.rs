@@ -10,13 +10,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::sync::{Condvar, Mutex};
 use rustix::io::{Errno, preadv, pwritev};
-use rustix::process::{Pid, getpid};
 
 use super::{Completion, Direction, IoEngine, Task, Transfer, Transferred};
 use crate::buffer::Region;
 use crate::error::{Error, ErrorKind, Result};
+use crate::process::Home;
+use crate::sync::{Condvar, Mutex};
+
+/// Longer than anybody waits.
+const A_LIFETIME: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 /// A fixed number of threads that work through one queue, first come, first served.
 ///
@@ -26,7 +29,7 @@ pub struct ThreadEngine {
     shared: Arc<Shared>,
     count: usize,
     /// In a forked child there are no threads, and their locks may be held for ever.
-    pid: Pid,
+    home: Home,
 }
 
 struct Shared {
@@ -69,7 +72,7 @@ impl ThreadEngine {
             ended: Condvar::new(),
         });
         // Made first, so that its drop ends the threads already started if a later one can't be.
-        let engine = Arc::new(Self { shared, count, pid: getpid() });
+        let engine = Arc::new(Self { shared, count, home: Home::here() });
         for number in 0..count {
             let shared = Arc::clone(&engine.shared);
             shared.state.lock().threads += 1;
@@ -122,7 +125,8 @@ impl IoEngine for ThreadEngine {
         self.shared.queued.notify_all();
         waiting.into_iter().for_each(Job::cancel);
 
-        let deadline = Instant::now() + timeout;
+        let now = Instant::now();
+        let deadline = now.checked_add(timeout).unwrap_or(now + A_LIFETIME);
         let own = usize::from(self.is_own_thread());
         let mut state = self.shared.state.lock();
         while state.threads > own {
@@ -136,7 +140,7 @@ impl IoEngine for ThreadEngine {
 
 impl Drop for ThreadEngine {
     fn drop(&mut self) {
-        if self.pid == getpid() {
+        if self.home.is_surely_here() {
             self.stop(Duration::ZERO);
         }
     }
