@@ -1,6 +1,6 @@
 //! Blocks to and from files: store, load and probe, raw and framed, with one thread and with eight.
 //!
-//! Writes up to 20 GB below cargo's build directory, or below `KVTIER_BENCH_DIR`.
+//! Writes up to 10 GB below cargo's build directory, or below `KVTIER_BENCH_DIR`.
 
 mod roots;
 
@@ -17,11 +17,11 @@ const THREADS: [usize; 2] = [1, 8];
 const LOADED_BYTES: usize = 256 << 20;
 
 fn blocks(c: &mut Criterion) {
-    let mut roots = Roots::new(30 << 30);
+    let mut roots = Roots::new(20 << 30);
     for row_bytes in ROW_BYTES {
         let mut group = c.benchmark_group(format!("files/{}KiB", row_bytes >> 10));
         group.sampling_mode(SamplingMode::Flat).sample_size(10);
-        group.warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_millis(600));
+        group.warm_up_time(Duration::from_millis(100)).measurement_time(Duration::from_millis(300));
         group.throughput(Throughput::Bytes(row_bytes as u64));
         for (format, kind) in [("framed", NamespaceKind::Kvtier), ("raw", NamespaceKind::Vllm)] {
             for threads in THREADS {
