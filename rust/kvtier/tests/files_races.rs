@@ -10,7 +10,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use kvtier::buffer::{Expiry, Gate, HostRows, Region, RowLease};
@@ -84,18 +84,26 @@ impl Stage {
     }
 
     fn harness(&self) -> Harness {
+        self.try_harness().unwrap()
+    }
+
+    fn try_harness(&self) -> Result<Harness> {
         let namespace = self.open.namespace();
         let mut config = FilesConfig::new(kvtier::store::url::format_of(&namespace));
         (self.configure)(&mut config);
         let threads = ThreadEngine::start("test-io", 2).unwrap();
         let io = Arc::new(EventfulIo { threads, before: Arc::clone(&self.before), events: Arc::clone(&self.events) });
-        let store = FilesStore::open(self.place.root(), &namespace, config, io).unwrap();
-        Harness::with(Arc::new(store), &HostRows::new(4, self.open.payload_bytes).unwrap().region())
+        let store = FilesStore::open(self.place.root(), &namespace, config, io)?;
+        Ok(Harness::with(Arc::new(store), &HostRows::new(4, self.open.payload_bytes)?.region()))
     }
 
     /// What happens before the next transfer, when its file is open already.
     fn first(&self, event: impl FnOnce() + Send + 'static) {
         *self.before.lock().unwrap() = Some(Box::new(event));
+    }
+
+    fn will_happen_first(&self) -> bool {
+        self.before.lock().unwrap().is_some()
     }
 
     /// What happens after the next transfer for which nothing is scheduled yet.
@@ -288,6 +296,27 @@ fn a_store_that_fails_publishes_nothing_and_leaves_nothing() {
         harness.store(0).unwrap();
         harness.load(0).unwrap();
     }
+}
+
+#[test]
+fn a_stuck_write_keeps_the_exclusive_claim_until_it_ends() {
+    let stage = Stage::new(|config| config.exclusive = true);
+    let harness = stage.harness();
+    let (release, stuck) = mpsc::channel::<()>();
+    stage.first(move || stuck.recv().unwrap());
+    let (send, answer) = mpsc::channel();
+    harness.spawn_store(key(0), harness.lease(0), move |stored| send.send(stored).unwrap());
+    while stage.will_happen_first() {
+        std::thread::yield_now();
+    }
+    let store = Arc::clone(harness.raw_store());
+    assert_eq!(store.close(Duration::from_millis(50)), 1, "one operation is stuck");
+    assert!(stage.try_harness().is_err(), "it may still publish, so nobody else may think to be alone");
+    release.send(()).unwrap();
+    answer.recv().unwrap().unwrap();
+    assert_eq!(store.close(Duration::from_secs(20)), 0);
+    let next = stage.try_harness().unwrap();
+    next.load(0).unwrap();
 }
 
 #[test]

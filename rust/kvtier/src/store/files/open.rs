@@ -10,10 +10,10 @@ use rustix::io::Errno;
 use super::locks::Claim;
 use super::publish::Publishing;
 use super::reset::Sweep;
-use super::root::{Abilities, Root};
+use super::root::{Abilities, Root, flush_dir};
 use super::{Files, FilesConfig, FilesStore, config_json, temporary};
 use crate::buffer::ScratchPool;
-use crate::config;
+use crate::config::{self, Durability};
 use crate::error::{Error, ErrorKind, Result};
 use crate::identity::{Namespace, NamespaceKind};
 use crate::io::{DirectIo, IoEngine};
@@ -98,6 +98,10 @@ fn open_for_storing(root: &Root, namespace: &Namespace, config: &FilesConfig) ->
     let rank = namespace.blocks_dir().strip_prefix(namespace.base_dir()).unwrap_or_default();
     let claim = Claim::take(&base, &format!("lock{rank}"), config.exclusive, file_mode)?;
     let blocks = root.make_dir(namespace.blocks_dir(), dir_mode)?;
+    if config.durability == Durability::Full {
+        let flushed = root.flush().and_then(|()| flush_dir(&base, "."));
+        flushed.map_err(|e| Error::from_io("flushing the root directory", e.into()))?;
+    }
     for dir in [&base as &OwnedFd, &blocks] {
         match temporary::remove_stale(dir, config.stale_after) {
             Ok(0) => {}

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, Mode, OFlags, StatVfsMountFlags, fstatvfs, mkdirat, open, openat, unlinkat};
+use rustix::fs::{AtFlags, Mode, OFlags, StatVfsMountFlags, fstatvfs, fsync, mkdirat, open, openat, unlinkat};
 use rustix::io::{Errno, pread, pwrite};
 
 use super::publish::{Publishing, Unpublished};
@@ -141,6 +141,11 @@ impl Root {
         openat(&self.dir, name, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
     }
 
+    /// Makes the names in the root durable.
+    pub(super) fn flush(&self) -> rustix::io::Result<()> {
+        flush_dir(&self.dir, ".")
+    }
+
     /// Where the root is.
     pub fn path(&self) -> &Path {
         &self.path
@@ -172,6 +177,11 @@ impl Abilities {
             self.direct_io.turn_off();
         }
     }
+}
+
+/// Makes the names in a directory durable.
+pub(super) fn flush_dir(at: &OwnedFd, name: &str) -> rustix::io::Result<()> {
+    fsync(openat(at, name, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 impl AsFd for Root {

@@ -4,11 +4,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use rustix::fs::{AtFlags, Mode, OFlags, fdatasync, fsync, mkdirat, openat, statat};
+use rustix::fs::{AtFlags, OFlags, fdatasync, mkdirat, statat};
 use rustix::io::Errno;
 
 use super::heal::FileId;
 use super::publish::Unpublished;
+use super::root::flush_dir;
 use super::{Files, Route, is_file, no_file};
 use crate::buffer::{IoMemory, RowLease};
 use crate::config::Durability;
@@ -158,6 +159,9 @@ impl Files {
     fn open_or_make_blocks_dir(&self) -> Result<OwnedFd> {
         let opened = match self.open_blocks_dir() {
             Err(Errno::NOENT) => match mkdirat(&self.root, self.blocks_dir.as_str(), self.dir_mode()) {
+                Ok(()) if self.config.durability == Durability::Full => {
+                    self.root.flush().and_then(|()| self.open_blocks_dir())
+                }
                 Ok(()) | Err(Errno::EXIST) => self.open_blocks_dir(),
                 Err(errno) => Err(errno),
             },
@@ -205,8 +209,7 @@ fn failed(what: &str, errno: Errno) -> Error {
 fn flush_dirs(write: &Write, made_dirs: bool) -> rustix::io::Result<()> {
     let [outer, inner] = parents(&write.path);
     let dirs = if made_dirs { &[inner, outer, "."][..] } else { &[inner] };
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    dirs.iter().try_for_each(|dir| fsync(openat(&write.dir, *dir, flags, Mode::empty())?))
+    dirs.iter().try_for_each(|dir| flush_dir(&write.dir, dir))
 }
 
 /// The two directories of a block's path, the outer one first.
