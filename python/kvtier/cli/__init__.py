@@ -1,5 +1,7 @@
 """The ``kvtier`` command: one subcommand a module, joined here."""
 
+import io
+import sys
 from typing import Annotated
 
 import typer
@@ -23,6 +25,9 @@ app.add_typer(identity.app, name="identity")
 
 def main() -> None:
     """Entry point of the ``kvtier`` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character is no reason to fail
     app()
 
 

@@ -4,6 +4,7 @@ Writers store blocks and readers look for them, through the tier that an engine 
 what is in a block: each makes the content that a key must have by itself.
 """
 
+import enum
 import hashlib
 import os
 import signal
@@ -33,7 +34,13 @@ BLOCKS_PER_JOB = 8
 BUFFER_BYTES = 64 << 20
 """Rows of one rank, at most (one row at least): an engine's host buffer is smaller than what the tier holds, too."""
 
-RowsKind = Literal["torch", "numpy", "HostRows"]
+
+class RowsKind(enum.StrEnum):
+    """What rows are made of."""
+
+    TORCH = "torch"
+    NUMPY = "numpy"
+    HOST_ROWS = "HostRows"
 
 
 @dataclass(frozen=True)
@@ -109,7 +116,7 @@ Message = Progress | Report | Failed
 
 def best_rows() -> RowsKind:
     """What rows can be made of here, the most usual first."""
-    return "torch" if find_spec("torch") else "numpy" if find_spec("numpy") else "HostRows"
+    return RowsKind.TORCH if find_spec("torch") else RowsKind.NUMPY if find_spec("numpy") else RowsKind.HOST_ROWS
 
 
 def identity_of(plan: Plan, rank: Rank, *, replicated: bool) -> Identity:
@@ -197,13 +204,13 @@ class _Rows:
 
 
 def _as_kind(memory: kvtier.HostRows, kind: RowsKind) -> Any:
-    if kind == "torch":
+    if kind is RowsKind.TORCH:
         import torch  # noqa: PLC0415 - seconds of import time, where it is installed at all
         from torch.utils.dlpack import from_dlpack  # noqa: PLC0415
 
         tensor = from_dlpack(memory)
         return tensor.view(torch.bfloat16) if memory.row_bytes % 2 == 0 else tensor
-    if kind == "numpy":
+    if kind is RowsKind.NUMPY:
         import numpy  # noqa: ICN001, PLC0415 - may not be installed
 
         return numpy.asarray(memory)

@@ -15,10 +15,10 @@ from kvtier.cli.demo.ranks import DTYPE, LAYERS, ROW_BYTES, TOKENS_PER_BLOCK, Pl
 from kvtier.cli.roots import Root
 from kvtier.cli.units import show_rate, show_size
 
-_ROWS: dict[RowsKind, str] = {
-    "torch": f"torch tensors of {DTYPE}",
-    "numpy": "numpy arrays",
-    "HostRows": "kvtier's own memory (no torch, no numpy here)",
+_ROWS = {
+    RowsKind.TORCH: f"torch tensors of {DTYPE}",
+    RowsKind.NUMPY: "numpy arrays",
+    RowsKind.HOST_ROWS: "kvtier's own memory (no torch, no numpy here)",
 }
 
 Advance = Callable[[Rank, int], None]
