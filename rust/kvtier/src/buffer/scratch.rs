@@ -6,10 +6,9 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
-use crate::sync::Mutex;
-
 use super::PAGE;
 use crate::error::{Error, ErrorKind, Result};
+use crate::sync::Mutex;
 
 /// Page-aligned scratch buffers of one size, kept for reuse up to a number.
 ///

@@ -6,11 +6,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use crate::sync::Mutex;
-
 use crate::buffer::{Expiry, Gate, Region};
 use crate::error::Error;
 use crate::layout::BlockKey;
+use crate::sync::Mutex;
 
 /// Which way a job's blocks go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -8,29 +8,28 @@
 //!
 //! Exactly one result comes out of each job, whatever happens: an operation's outcome is taken by whoever closes its
 //! [`Gate`](crate::buffer::Gate) first (the store's answer, the clock, a shutdown, a reset), and an answer that a store
-//! loses, by a panic too, is given by dropping it ([`Done`]). Once the result is out, the gate keeps everybody from the
+//! loses, by a panic too, is given by dropping it ([`Done`](crate::store::Done)). Once the result is out, the gate keeps everybody from the
 //! row.
 
 mod clock;
 mod job;
 mod open;
 mod outbox;
+mod outcome;
+mod pump;
 mod queue;
 mod rows;
+mod scan;
 mod shutdown;
 #[cfg(test)]
 mod tests;
 mod transfer;
 
-use std::cell::Cell;
 use std::os::fd::BorrowedFd;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-
-use crate::sync::{Condvar, Mutex};
 
 pub use self::job::{JobKind, JobResult};
 pub use self::open::warm_up;
@@ -39,16 +38,17 @@ pub use self::outbox::Event;
 use self::clock::Deadlines;
 use self::job::{Apart, Job, JobKey};
 use self::outbox::{EventLog, Outbox};
-use self::queue::{Limits, Operation, Queues};
+use self::queue::{Limits, Queues};
 use self::rows::RowsInUse;
-use crate::buffer::{Region, RowLease};
+use crate::buffer::Region;
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::{Index, IndexConfig, Lookup, Map, Presence, ProbeAnswer, ProbeBatch, RequestId};
+use crate::index::{Index, IndexConfig, Lookup, Map, RequestId};
 use crate::layout::BlockKey;
-use crate::metrics::{Metrics, Traffic};
+use crate::metrics::Metrics;
 use crate::process::{self, Home};
 use crate::recurring::Recurring;
-use crate::store::{BlockStore, Done, Loaded, Probed, StoreInfo, Stored};
+use crate::store::{BlockStore, StoreInfo};
+use crate::sync::{Condvar, Mutex};
 
 /// Limits and deadlines of an engine.
 #[derive(Clone, Copy, Debug)]
@@ -182,11 +182,6 @@ pub struct Gauges {
     pub degraded: bool,
     /// Whether unknown blocks are answered MISS without a probe.
     pub index_complete: bool,
-}
-
-enum Work {
-    Operation(Operation, Arc<Region>),
-    Probe(ProbeBatch),
 }
 
 impl Engine {
@@ -482,11 +477,6 @@ impl Engine {
     }
 }
 
-thread_local! {
-    /// Whether this thread is pumping, so that operations that end on it need no other pump to follow them.
-    static PUMPING: Cell<bool> = const { Cell::new(false) };
-}
-
 impl Shared {
     fn check_job(&self, kind: JobKind, keys: &[BlockKey], rows: &[u32]) -> Result<()> {
         if keys.len() != rows.len() {
@@ -528,375 +518,6 @@ impl Shared {
         let (queued, bytes) = (state.queues.queued_store_bytes(), (job.keys.len() * self.info.payload_bytes) as u64);
         (queued > 0 && queued + bytes > self.config.max_queued_store_bytes)
             .then_some((ErrorKind::Dropped, "the storage is too slow: max_queued_store_bytes are waiting already"))
-    }
-
-    /// Starts a pump if there is something for it to do.
-    fn schedule(self: &Arc<Self>) {
-        let pump = self.wants_pump(&mut self.state.lock());
-        if pump {
-            self.spawn_pump();
-        }
-    }
-
-    /// Whether another pump has something to do; if so, it is counted, and the caller has to spawn it.
-    fn wants_pump(&self, state: &mut State) -> bool {
-        let ready = state.phase == Phase::Open && (state.queues.has_ready() || self.may_probe(state));
-        let wanted = ready && state.pumps < self.max_pumps;
-        state.pumps += usize::from(wanted);
-        wanted
-    }
-
-    /// One batch after another takes what was asked meanwhile; more at a time only when there are many questions.
-    fn may_probe(&self, state: &State) -> bool {
-        match self.waiting_probes.load(Ordering::Acquire) {
-            0 => false,
-            waiting => state.probing == 0 || (waiting >= PROBE_BATCH && state.probing < self.max_pumps.div_ceil(2)),
-        }
-    }
-
-    fn spawn_pump(self: &Arc<Self>) {
-        let pump = Pump { shared: Arc::clone(self), counted: true };
-        self.store.0.spawn(Box::new(move || pump.run()));
-    }
-
-    fn next_work(&self, state: &mut State) -> Option<Work> {
-        if state.phase != Phase::Open {
-            return None;
-        }
-        if self.may_probe(state) {
-            let mut index = self.index.lock();
-            let batch = index.begin_probes(PROBE_BATCH);
-            self.waiting_probes.store(index.waiting_probes(), Ordering::Release);
-            if let Some(batch) = batch {
-                state.probing += 1;
-                return Some(Work::Probe(batch));
-            }
-        }
-        let region = Arc::clone(state.region.as_ref()?);
-        state.queues.take().map(|operation| Work::Operation(operation, region))
-    }
-
-    fn begin(self: &Arc<Self>, work: Work) {
-        match work {
-            Work::Probe(batch) => self.begin_probe(batch),
-            Work::Operation(operation, region) => self.begin_operation(operation, region),
-        }
-    }
-
-    fn begin_probe(self: &Arc<Self>, ProbeBatch { keys, ticket }: ProbeBatch) {
-        self.metrics.probes.add(keys.len() as u64);
-        let shared = Arc::clone(self);
-        let asked = keys.clone();
-        self.store.0.probe(asked, Done::new(move |answers| shared.probed(&keys, ticket, answers)));
-    }
-
-    fn begin_operation(self: &Arc<Self>, operation: Operation, region: Arc<Region>) {
-        let Operation { job, index } = operation;
-        let (kind, key) = (job.kind, job.keys[index]);
-        let under_way = UnderWay { shared: Arc::clone(self), job: Arc::clone(&job), index };
-        let (region, row) = match &job.apart {
-            None => (region, job.rows[index] as usize),
-            Some(apart) => (Arc::clone(&apart.rows[index].0), apart.rows[index].1),
-        };
-        let lease = match RowLease::new(region, row, Arc::clone(&job.gates), index) {
-            Ok(lease) => lease,
-            Err(error) => return under_way.end(Err(error)),
-        };
-        if !lease.is_open() {
-            // Its job timed out or was cancelled while it waited.
-            return drop(under_way);
-        }
-        match kind {
-            JobKind::Load => {
-                self.store.0.load(
-                    key,
-                    lease,
-                    Done::new(move |loaded: Result<Loaded>| {
-                        under_way.end(loaded.map(|l| l.bytes));
-                    }),
-                );
-            }
-            JobKind::Store => {
-                let known = self.index.lock().location(&key);
-                let receiver = move |stored: Result<Stored>| under_way.end_store(stored);
-                match known {
-                    Some(location) => receiver(Ok(Stored { location, bytes: 0 })),
-                    None => self.store.0.store(key, lease, Done::new(receiver)),
-                }
-            }
-        }
-    }
-
-    /// A batch of probes has its answers.
-    fn probed(self: &Arc<Self>, keys: &[BlockKey], ticket: u64, answers: Result<Vec<Probed>>) {
-        let at = Instant::now();
-        let mut trouble: Option<Error> = None;
-        {
-            let mut index = self.index.lock();
-            let mut answers = match answers {
-                Ok(answers) => answers.into_iter(),
-                Err(error) => {
-                    trouble = Some(error);
-                    Vec::new().into_iter()
-                }
-            };
-            for key in keys {
-                let answer = match answers.next() {
-                    Some(Probed::Present(location)) => ProbeAnswer::Present(location),
-                    Some(Probed::Absent) => ProbeAnswer::Absent,
-                    Some(Probed::Unknown(error)) => {
-                        self.metrics.probe_failures.add(1);
-                        trouble = Some(error);
-                        ProbeAnswer::Absent
-                    }
-                    None => {
-                        self.metrics.probe_failures.add(1);
-                        ProbeAnswer::Absent
-                    }
-                };
-                index.probed(key, ticket, answer, at);
-            }
-        }
-        if let Some(error) = trouble {
-            self.failed_probes
-                .warn(module_path!(), format_args!("looking for blocks failed, they count as misses: {error}"));
-        }
-        self.state.lock().probing -= 1;
-        self.follow();
-    }
-
-    /// Something has ended on this thread: unless the thread is pumping, and so takes what is next itself, see to it
-    /// that somebody does.
-    fn follow(self: &Arc<Self>) {
-        if !PUMPING.get() {
-            self.schedule();
-        }
-    }
-
-    /// Ends operations of `job` that are still open, as failures of `kind`.
-    fn end_early(&self, job: &Arc<Job>, operations: std::ops::Range<usize>, kind: ErrorKind, reason: &str) {
-        let ended = job.expire(operations, || {
-            if job.kind == JobKind::Load {
-                self.overdue_loads.fetch_add(1, Ordering::Relaxed);
-            }
-        });
-        if job.kind == JobKind::Load && !ended.is_empty() {
-            let mut index = self.index.lock();
-            for operation in &ended {
-                index.load_failed(&job.keys[*operation], Presence::Unchanged);
-            }
-        }
-        let mut finished = false;
-        for operation in ended {
-            self.traffic(job.kind).failures.count(kind);
-            finished |= job.fail(operation, Error::new(kind, reason).with("key", job.keys[operation]));
-        }
-        if finished {
-            self.deliver(job);
-        }
-    }
-
-    fn deliver(&self, job: &Job) {
-        let result = job.result();
-        let traffic = self.traffic(job.kind);
-        traffic.jobs.add(1);
-        traffic.latency.observe(result.transfer_time);
-        match &job.apart {
-            None => self.outbox.push(result),
-            Some(apart) => {
-                self.state.lock().open.remove(&job.key);
-                // There is room for the one result; nobody takes it when the caller has given up.
-                let _ = apart.reply.try_send(result);
-            }
-        }
-    }
-
-    fn traffic(&self, kind: JobKind) -> &Traffic {
-        match kind {
-            JobKind::Store => &self.metrics.stores,
-            JobKind::Load => &self.metrics.loads,
-        }
-    }
-
-    fn emit(&self, event: Event) {
-        self.metrics.events_lost.add(self.events.push(event));
-    }
-
-    /// Fills the index in the background, where what the store finds is all there can be; `anew` forgets it first.
-    fn start_scan(self: &Arc<Self>, anew: bool) -> Result<()> {
-        let scan = {
-            // Under both locks, so that no earlier scan adds to the index or completes it from here on.
-            let mut state = self.state.lock();
-            let mut index = self.index.lock();
-            state.scan += 1;
-            if anew {
-                index.clear();
-                self.waiting_probes.store(0, Ordering::Release);
-            }
-            if !self.info.exclusive {
-                return Ok(());
-            }
-            index.scan_begins();
-            state.scan
-        };
-        let shared = Arc::clone(self);
-        std::thread::Builder::new()
-            .name("kvtier-scan".into())
-            .spawn(move || shared.scan(scan))
-            .map(drop)
-            .map_err(|e| Error::from_io("starting the scan of the namespace", e))
-    }
-
-    fn scan(&self, scan: u64) {
-        const BATCH: usize = 256;
-        let mut batch = Vec::with_capacity(BATCH);
-        let flush = |batch: &mut Vec<_>, complete: bool| {
-            // Asked and added under one lock, so that nothing listed before a reset is added after it.
-            let state = self.state.lock();
-            let wanted = state.scan == scan && state.phase != Phase::Closed;
-            if wanted {
-                let mut index = self.index.lock();
-                for (key, location) in batch.drain(..) {
-                    index.found(&key, location);
-                }
-                if complete {
-                    index.scan_is_complete();
-                }
-            }
-            wanted
-        };
-        let scanned = self.store.0.scan(&mut |key, location| {
-            batch.push((key, location));
-            batch.len() < BATCH || flush(&mut batch, false)
-        });
-        match scanned {
-            Ok(()) => {
-                flush(&mut batch, true);
-            }
-            Err(error) => log::warn!("the namespace could not be listed, unknown blocks are probed instead: {error}"),
-        }
-    }
-}
-
-/// A pump, on its way to a thread or running there; however it ends, it is counted out.
-struct Pump {
-    shared: Arc<Shared>,
-    counted: bool,
-}
-
-impl Pump {
-    fn run(mut self) {
-        PUMPING.set(true);
-        while let Some((work, another)) = self.next() {
-            if another {
-                self.shared.spawn_pump();
-            }
-            // The operation is answered by dropping its `Done`; the thread goes on.
-            if catch_unwind(AssertUnwindSafe(|| self.shared.begin(work))).is_err() {
-                log::error!("a block operation panicked; it counts as failed");
-            }
-        }
-        PUMPING.set(false);
-    }
-
-    /// What to do next, and whether another pump has something to do beside it.
-    fn next(&mut self) -> Option<(Work, bool)> {
-        let mut state = self.shared.state.lock();
-        let work = self.shared.next_work(&mut state);
-        if work.is_none() {
-            // Under the same lock, so that whoever brings new work sees that nobody is pumping.
-            state.pumps -= 1;
-            self.counted = false;
-        }
-        work.map(|work| (work, self.shared.wants_pump(&mut state)))
-    }
-}
-
-impl Drop for Pump {
-    fn drop(&mut self) {
-        if self.counted {
-            self.shared.state.lock().pumps -= 1;
-        }
-    }
-}
-
-/// One operation that the store works on; counted out of the queues when it ends or is dropped.
-struct UnderWay {
-    shared: Arc<Shared>,
-    job: Arc<Job>,
-    index: usize,
-}
-
-impl UnderWay {
-    fn end_store(self, stored: Result<Stored>) {
-        let key = self.job.keys[self.index];
-        if let Ok(stored) = &stored {
-            // Also when the job's time is over: the block is there.
-            self.shared.index.lock().stored(&key, stored.location);
-        }
-        if let Ok(Stored { bytes: 0, .. }) = stored {
-            self.shared.metrics.already_here.add(1);
-        }
-        self.end(stored.map(|s| s.bytes));
-    }
-
-    fn end(self, outcome: Result<u64>) {
-        let (shared, job, index) = (&self.shared, &self.job, self.index);
-        let key = job.keys[index];
-        let outcome = outcome.map_err(|error| error.with("key", key));
-        let kind = outcome.as_ref().err().map(Error::kind);
-        if let (JobKind::Load, Some(kind)) = (job.kind, kind) {
-            // Before the result can be seen, so that whoever sees it is not told HIT again.
-            let known = shared.index.lock().load_failed(&key, what_is_known(kind));
-            if known && (kind == ErrorKind::Missing || kind.is_proof_of_damage()) {
-                shared.emit(Event::Removed(key, kind));
-            }
-        }
-        let bytes = *outcome.as_ref().unwrap_or(&0);
-        let (taken, finished) = job.finish(index, outcome);
-        if taken {
-            let traffic = shared.traffic(job.kind);
-            if let Some(kind) = kind {
-                traffic.failures.count(kind);
-            } else {
-                traffic.blocks.add(1);
-                traffic.bytes.add(bytes);
-                if job.kind == JobKind::Store {
-                    shared.emit(Event::Stored(key));
-                }
-            }
-            if job.was_overdue(index) && job.kind == JobKind::Load {
-                shared.overdue_loads.fetch_sub(1, Ordering::Relaxed);
-            }
-        }
-        if finished {
-            shared.deliver(job);
-        }
-    }
-}
-
-impl Drop for UnderWay {
-    fn drop(&mut self) {
-        let mut state = self.shared.state.lock();
-        state.queues.ended(self.job.kind);
-        drop(state);
-        self.shared.ended.notify_all();
-        self.shared.follow();
-    }
-}
-
-/// What a failed load of this kind says about the block.
-fn what_is_known(kind: ErrorKind) -> Presence {
-    match kind {
-        ErrorKind::Missing | ErrorKind::UnsupportedVersion => Presence::Gone,
-        _ if kind.is_proof_of_damage() => Presence::Gone,
-        ErrorKind::Timeout
-        | ErrorKind::Shutdown
-        | ErrorKind::Reset
-        | ErrorKind::Degraded
-        | ErrorKind::ReadOnly
-        | ErrorKind::Internal => Presence::Unchanged,
-        _ => Presence::Doubtful,
     }
 }
 

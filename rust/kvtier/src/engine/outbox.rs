@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
-use crate::sync::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::job::JobResult;
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::Set;
 use crate::layout::BlockKey;
+use crate::sync::{Condvar, Mutex};
 
 /// Finished jobs, in the order of finishing; a descriptor is readable while there are any.
 #[derive(Debug)]

@@ -1,14 +1,15 @@
 //! The engine against a store that does what it is told, and against a model.
 
 use std::collections::{HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use proptest::prelude::*;
 
 use super::*;
-use crate::buffer::{HostRows, RowPart};
+use crate::buffer::{HostRows, RowLease, RowPart};
 use crate::io::Task;
-use crate::store::Location;
+use crate::store::{Done, Loaded, Location, Probed, Stored};
 
 const ROW: usize = 64;
 

@@ -6,13 +6,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::sync::{Condvar, Mutex};
-
 use super::{BlockStore, Done, Loaded, Location, Probed, StoreInfo, Stored};
 use crate::buffer::RowLease;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::Task;
 use crate::layout::BlockKey;
+use crate::sync::{Condvar, Mutex};
 
 /// Which operations a fault is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,8 +7,6 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use crate::sync::Mutex;
-
 use super::{BlockStore, Done, Loaded, Location, Probed, StoreInfo, Stored};
 use crate::buffer::RowLease;
 use crate::error::{Error, ErrorKind, Result};
@@ -17,6 +15,7 @@ use crate::index::Map;
 use crate::io::{IoEngine, Task};
 use crate::layout::BlockKey;
 use crate::process;
+use crate::sync::Mutex;
 
 /// Blocks of all namespaces under one name: by namespace directory and key.
 type Shelf = Mutex<Map<(Arc<str>, BlockKey), Arc<[u8]>>>;

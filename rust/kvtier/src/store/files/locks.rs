@@ -7,12 +7,12 @@ use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 
-use crate::sync::Mutex;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, ftruncate, openat};
 use rustix::io::Errno;
 use rustix::system::uname;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::sync::Mutex;
 
 /// What trying to lock a file came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
