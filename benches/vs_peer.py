@@ -36,9 +36,10 @@ from kvtier.cli.roots import Root
 from kvtier.cli.units import parse_size, show_size
 from peers import BUFFERED, BUFFERED_RAW, KVTIER, PEERS, POOL_BUFFERED, POOL_DIRECT, RAW, Buffer
 
-ROUND_BYTES = {64 << 10: 96 << 20, 256 << 10: 192 << 20, 2 << 20: 384 << 20}
+ROUND_BYTES = {64 << 10: 48 << 20, 256 << 10: 128 << 20, 2 << 20: 256 << 20}
 """What each way stores and loads in a round, by the bytes of a row."""
 
+COUNTING_ROUNDS = 3
 DIRECTORIES = 32
 """Two levels of directories are made before the clock runs, as in a tier that has been in use."""
 
@@ -143,8 +144,13 @@ def _run(console: Console, root: Path, options: argparse.Namespace) -> None:
     place = Root.look_at(str(root))
     share = 4 if options.quick else 1
     sizes = options.row_bytes or list(ROUND_BYTES)
+    counting_bytes = (1 << 30) // share
     plan = {row_bytes: ROUND_BYTES.get(row_bytes, 256 << 20) // share for row_bytes in sizes}
-    needed = options.rounds * len(PEERS) * sum(plan.values()) * 1.2 + options.memory_bytes + (4 << 30)
+    round_bytes = sum(total + DIRECTORIES * row_bytes for row_bytes, total in plan.items())
+    # Half of what passes through a tier is stored; a tenth more for trailers and directories.
+    needed = (
+        options.rounds * len(PEERS) * round_bytes + (options.memory_bytes + COUNTING_ROUNDS * counting_bytes) / 2
+    ) * 1.1
     if needed > place.free_bytes:
         raise SystemExit(f"{root} has {show_size(place.free_bytes)} free, and {show_size(needed)} are needed")
     console.print(
@@ -158,7 +164,7 @@ def _run(console: Console, root: Path, options: argparse.Namespace) -> None:
         _print_rounds(console, row_bytes, measured, plan[row_bytes])
     with console.status("memory, and a thread that counts …"):
         growth = memory_growth(_made(root / "memory"), options.memory_bytes)
-        kept = counting_share(_made(root / "counting"), (1 << 30) // share, rounds=3)
+        kept = counting_share(_made(root / "counting"), counting_bytes, COUNTING_ROUNDS)
     targets = _targets(costs, rounds, growth, kept)
     _print_targets(console, targets)
     if options.json:

@@ -93,7 +93,7 @@ def test_output_fits_80_columns_without_a_terminal(root: Path) -> None:
 
 
 def test_each_usual_row_size_is_measured(root: Path) -> None:
-    found = report(root, "--seconds", "0.3")
+    found = report(f"file://{root}", "--seconds", "0.3")
     assert [throughput["row_bytes"] for throughput in found["throughput"]] == [64 << 10, 256 << 10, 2 << 20]
     assert list(root.iterdir()) == []
 
