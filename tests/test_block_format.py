@@ -5,6 +5,7 @@ dependencies would be noticed too.
 """
 
 import json
+import re
 import struct
 from pathlib import Path
 from typing import TypedDict
@@ -124,3 +125,14 @@ def test_published_check_values() -> None:
 @pytest.mark.parametrize("vector", BLOCKS, ids=lambda v: str(v["file"]))
 def test_golden_block_is_what_the_text_says(vector: Vector) -> None:
     assert (VECTORS / vector["file"]).read_bytes() == encode(vector)
+
+
+def test_the_page_shown_in_the_text_is_the_golden_one() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "format.md").read_text()
+    shown = re.findall(r"^([0-9a-f]{4})  ((?:[0-9a-f]{2} ){8}) ((?:[0-9a-f]{2} ?){8}) +[|]", text, re.MULTILINE)
+    page = (VECTORS / "framed-xxh3.bin").read_bytes()[-PAGE:]
+    assert len(shown) == 12
+    for offset, left, right in shown:
+        at = int(offset, 16)
+        assert page[at : at + 16] == bytes.fromhex(left + right), offset
+    assert not any(page[int(shown[-2][0], 16) : int(shown[-1][0], 16)])
