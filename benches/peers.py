@@ -191,13 +191,14 @@ POOL_BUFFERED = "thread pool, buffered"
 
 PEERS: dict[str, Callable[[Path, Buffer, int], Peer]] = {
     KVTIER: Kvtier,
-    "kvtier, verify=never": lambda *arguments: Kvtier(*arguments, verify="never"),
-    RAW: lambda *arguments: Kvtier(*arguments, compat="vllm"),
     POOL_DIRECT: lambda *arguments: ThreadPool(*arguments, direct=True),
+    RAW: lambda *arguments: Kvtier(*arguments, compat="vllm"),
+    "kvtier, verify=never": lambda *arguments: Kvtier(*arguments, verify="never"),
     BUFFERED: lambda *arguments: Kvtier(*arguments, direct_io="off"),
-    BUFFERED_RAW: lambda *arguments: Kvtier(*arguments, direct_io="off", compat="vllm"),
     POOL_BUFFERED: lambda *arguments: ThreadPool(*arguments, direct=False),
+    BUFFERED_RAW: lambda *arguments: Kvtier(*arguments, direct_io="off", compat="vllm"),
     "safetensors": lambda root, buffer, _threads: Safetensors(root, buffer),
     "torch.save": lambda root, buffer, _threads: TorchSave(root, buffer),
 }
-"""All ways by name: first those that bypass the page cache, then those that don't."""
+"""All ways by name: first those that bypass the page cache, then those that don't. Those that are compared run one after
+the other, so that the machine's mood is the same for both."""
