@@ -129,7 +129,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a third of the rounds and a quarter of the bytes")
     parser.add_argument("--rounds", type=int, help="rounds for each row size (5, quick: 3)")
     parser.add_argument("--row-bytes", type=parse_size, action="append", help="only rows of this size, such as 2MiB")
-    parser.add_argument("--threads", type=int, default=4, help="IO threads of kvtier and of the thread pools")
+    parser.add_argument("--threads", type=int, default=8, help="IO threads of kvtier and of the thread pools")
     parser.add_argument(
         "--memory-bytes", type=parse_size, help="what passes while memory is watched (4GiB, quick: 1GiB)"
     )

@@ -43,7 +43,7 @@ class TierConfig:
     otherwise not, for each operation. "on": as "auto", but opening fails where it can't."""
 
     io_threads: int | None = None
-    """Threads that do IO. None: twice the cores, 4 to 16."""
+    """Threads that do IO. None: twice the cores, 8 to 32."""
 
     max_inflight_ops: int = 64
     """Blocks under way at the same time."""

@@ -177,9 +177,10 @@ impl Default for TierConfig {
     }
 }
 
-/// Enough for a device's queue to fill from blocking calls, few enough to be cheap: twice the cores, 4 to 16.
+/// Enough for a device's queue to stay full while some of the threads compute checksums, few enough to be cheap: twice
+/// the cores, 8 to 32.
 fn default_io_threads() -> usize {
-    std::thread::available_parallelism().map_or(4, |n| (n.get() * 2).clamp(4, 16))
+    std::thread::available_parallelism().map_or(8, |n| (n.get() * 2).clamp(8, 32))
 }
 
 /// More threads than any device needs.
