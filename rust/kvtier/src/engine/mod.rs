@@ -80,6 +80,9 @@ impl Default for EngineConfig {
     }
 }
 
+/// Where the engine's log records come from, in whichever of its files: loggers' names are known to users.
+const LOG_TARGET: &str = module_path!();
+
 /// Keys in one probe: enough to spread a step's questions over a few threads, few enough that the first answers don't
 /// wait for the last.
 const PROBE_BATCH: usize = 64;

@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::job::JobKind;
 use super::outcome::UnderWay;
 use super::queue::Operation;
-use super::{PROBE_BATCH, Phase, Shared, State};
+use super::{LOG_TARGET, PROBE_BATCH, Phase, Shared, State};
 use crate::buffer::{Region, RowLease};
 use crate::error::{Error, Result};
 use crate::index::{ProbeAnswer, ProbeBatch};
@@ -156,7 +156,7 @@ impl Shared {
         }
         if let Some(error) = trouble {
             self.failed_probes
-                .warn(module_path!(), format_args!("looking for blocks failed, they count as misses: {error}"));
+                .warn(LOG_TARGET, format_args!("looking for blocks failed, they count as misses: {error}"));
         }
         self.state.lock().probing -= 1;
         self.follow();
@@ -186,7 +186,7 @@ impl Pump {
             }
             // The operation is answered by dropping its `Done`; the thread goes on.
             if catch_unwind(AssertUnwindSafe(|| self.shared.begin(work))).is_err() {
-                log::error!("a block operation panicked; it counts as failed");
+                log::error!(target: LOG_TARGET, "a block operation panicked; it counts as failed");
             }
         }
         PUMPING.set(false);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{Phase, Shared};
+use super::{LOG_TARGET, Phase, Shared};
 use crate::error::{Error, Result};
 
 impl Shared {
@@ -58,7 +58,9 @@ impl Shared {
             Ok(()) => {
                 flush(&mut batch, true);
             }
-            Err(error) => log::warn!("the namespace could not be listed, unknown blocks are probed instead: {error}"),
+            Err(error) => {
+                log::warn!(target: LOG_TARGET, "the namespace could not be listed, unknown blocks are probed instead: {error}");
+            }
         }
     }
 }
