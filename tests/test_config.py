@@ -89,6 +89,7 @@ def test_a_config_is_a_value() -> None:
         ("s3://bucket", "object stores are not in this version"),
         ("", "it is empty"),
         ("memory://a/b", "no slash"),
+        ("/tmp/\udcff", "url: it holds characters that UTF-8 has no bytes for"),
     ],
 )
 def test_urls(open_tier: OpenTier, url: str, message: str) -> None:

@@ -10,7 +10,7 @@ use kvtier::index::RequestId;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList};
+use pyo3::types::{PyDict, PyList, PyString};
 
 use crate::arguments::{JobId, config_of, key_of, keys_of, row_ids_of, timeout_of};
 use crate::errands::{self, RunOnDrop};
@@ -46,7 +46,7 @@ impl Tier {
     #[pyo3(signature = (url, identity, rows, options, faults=None))]
     fn new(
         py: Python<'_>,
-        url: &str,
+        url: &Bound<'_, PyString>,
         identity: &Bound<'_, PyIdentity>,
         rows: &Bound<'_, PyAny>,
         options: &Bound<'_, PyDict>,
@@ -55,12 +55,14 @@ impl Tier {
         attend(py)?;
         logging::follow_level(py)?;
         guarded(|| {
+            let not_utf8 = |_| Error::new(ErrorKind::Config, "url: it holds characters that UTF-8 has no bytes for");
+            let url = url.to_cow().map_err(not_utf8)?;
             let config = config_of(options)?;
             let identity = identity.get().core();
             let row_bytes = identity.facts().row_bytes.map(|n| n as usize);
             let region = region_of("rows", rows, row_bytes)?;
             let faults = faults.map(|faults| faults.get().script());
-            let engine = py.detach(|| Engine::open(url, identity, &region, &config, faults))?;
+            let engine = py.detach(|| Engine::open(&url, identity, &region, &config, faults))?;
             Ok(Self {
                 engine,
                 requests: Requests::new(py),

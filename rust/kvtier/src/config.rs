@@ -34,7 +34,7 @@ impl fmt::Display for OptionValue {
             Self::Bool(true) => f.write_str("True"),
             Self::Bool(false) => f.write_str("False"),
             Self::Int(n) => write!(f, "{n}"),
-            Self::Float(x) => write!(f, "{x}"),
+            Self::Float(x) => write!(f, "{x:?}"),
             Self::Text(text) => write!(f, "{text:?}"),
             Self::Other(kind) => write!(f, "a {kind}"),
         }

@@ -52,6 +52,13 @@ fn a_root_that_cannot_be_one_is_refused_with_its_path() {
 }
 
 #[test]
+fn a_directory_where_nothing_can_be_made_is_no_place_for_blocks() {
+    let error = refusal(Path::new("/proc/self"), &Open::default(), |_| {});
+    assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Permission), "{error}");
+    assert!(error.to_string().contains("making a directory"), "{error}");
+}
+
+#[test]
 fn a_root_may_be_relative_or_a_link() {
     let place = FilesPlace::new(|_| {});
     let link = place.root().join("link");

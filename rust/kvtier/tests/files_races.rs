@@ -13,8 +13,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use kvtier::buffer::{Expiry, Gate, HostRows, Region, RowLease};
+use kvtier::buffer::{Expiry, Gate, HostRows, IoMemory, Region, RowLease};
 use kvtier::error::{ErrorKind, Result};
+use kvtier::identity::NamespaceKind;
 use kvtier::io::{Completion, IoEngine, Task, ThreadEngine, Transfer, Transferred};
 use kvtier::store::Probed;
 use kvtier::store::files::{FilesConfig, FilesStore, Publishing};
@@ -514,4 +515,36 @@ fn a_file_with_names_in_two_namespaces_loses_the_wrong_one_only() {
     harness.clear(0);
     harness.load(0).unwrap();
     harness.assert_row_is_block(0);
+}
+
+#[test]
+fn a_raw_block_that_shrinks_while_it_is_read_is_short_and_not_what_was_in_the_row() {
+    for into_row in [true, false] {
+        let configure: fn(&mut FilesConfig) =
+            if into_row { |c| c.reads_into_rows = Some(true) } else { |c| c.reads_into_rows = Some(false) };
+        let mut stage = Stage::new(configure);
+        stage.open.kind = NamespaceKind::Vllm;
+        let harness = stage.harness();
+        harness.store(0).unwrap();
+        let (path, good) = (stage.path(0), fs::read(stage.path(0)).unwrap());
+        let shrinks = path.clone();
+        stage.first(move || fs::OpenOptions::new().write(true).open(shrinks).unwrap().set_len(4096).unwrap());
+        // Whole again before the second look, which reads all of it.
+        stage.then(move |_| fs::OpenOptions::new().write(true).open(path).unwrap().write_all_at(&good, 0).unwrap());
+        harness.clear(0);
+        harness.load(0).unwrap();
+        harness.assert_row_is_block(0);
+        assert!(stage.all_happened());
+    }
+}
+
+#[test]
+fn a_transfer_that_ends_early_without_an_error_makes_no_block() {
+    let stage = Stage::new(|_| {});
+    let harness = stage.harness();
+    let lease = harness.lease(0);
+    stage.then(move |ended| ended.memory = IoMemory::source(lease));
+    assert_eq!(harness.store(0).unwrap_err().kind(), ErrorKind::Io);
+    assert!(matches!(harness.probe(0), Probed::Absent));
+    stage.assert_tidy();
 }

@@ -100,7 +100,9 @@ mod tests {
         assert!(gate.enter());
         assert_eq!(gate.expire(), Expiry::Deferred);
         assert!(!gate.is_open());
+        assert_eq!(gate.expire(), Expiry::Deferred, "a shutdown after the deadline has to wait as well");
         assert!(!gate.leave(), "the worker learns that it has to stop");
+        assert_eq!(gate.expire(), Expiry::Deferred, "the worker is about to report");
         assert!(!gate.enter());
         assert!(gate.finish(), "the deferred outcome is reported by finish");
         assert!(!gate.finish());

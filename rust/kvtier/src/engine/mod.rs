@@ -154,8 +154,6 @@ struct State {
     deadlines: Deadlines,
     pumps: usize,
     probing: usize,
-    /// Counts up whenever a running scan has to stop.
-    scan: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -224,7 +222,6 @@ impl Engine {
                 deadlines: Deadlines::default(),
                 pumps: 0,
                 probing: 0,
-                scan: 0,
             }),
             ended: Condvar::new(),
             tick: Condvar::new(),

@@ -20,10 +20,13 @@ impl Shared {
                 self.overdue_loads.fetch_add(1, Ordering::Relaxed);
             }
         });
-        if job.kind == JobKind::Load && !ended.is_empty() {
-            let mut index = self.index.lock();
-            for operation in &ended {
-                index.load_failed(&job.keys[*operation], Presence::Unchanged);
+        if job.kind == JobKind::Load {
+            // In portions: lookups wait for this lock, and a job may have any number of blocks.
+            for portion in ended.chunks(256) {
+                let mut index = self.index.lock();
+                for operation in portion {
+                    index.load_failed(&job.keys[*operation], Presence::Unchanged);
+                }
             }
         }
         let mut finished = false;

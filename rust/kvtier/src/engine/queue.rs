@@ -160,3 +160,69 @@ impl Queues {
             && (under_way == 0 || (under_way as u64 + 1) * self.limits.op_bytes <= self.limits.bytes)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::super::job::JobKey;
+    use super::*;
+    use crate::layout::BlockKey;
+
+    fn job(kind: JobKind, number: u64, blocks: usize) -> Arc<Job> {
+        let keys = vec![BlockKey::from_parts(&[7; 32], 0).unwrap(); blocks];
+        let key = JobKey::Submitted(number);
+        Arc::new(Job::new(key, kind, keys, vec![0; blocks], None, Instant::now(), Duration::from_secs(1)))
+    }
+
+    fn queues(ops: usize, bytes: u64, loads: usize, stores: usize) -> Queues {
+        let mut queues = Queues::new(Limits { ops, bytes, op_bytes: 100 });
+        queues.push(job(JobKind::Load, 1, loads));
+        queues.push(job(JobKind::Store, 2, stores));
+        queues
+    }
+
+    /// What can begin now: loads and stores.
+    fn begin_all(queues: &mut Queues) -> (usize, usize) {
+        let kinds: Vec<_> = std::iter::from_fn(|| queues.take().map(|operation| operation.job.kind)).collect();
+        assert!(!queues.has_ready());
+        let loads = kinds.iter().filter(|kind| **kind == JobKind::Load).count();
+        (loads, kinds.len() - loads)
+    }
+
+    #[test]
+    fn operations_under_way_are_bounded_and_each_kind_leaves_room() {
+        assert_eq!(begin_all(&mut queues(8, u64::MAX, 100, 0)), (7, 0), "one place is the stores'");
+        assert_eq!(begin_all(&mut queues(8, u64::MAX, 0, 100)), (0, 6), "a quarter is the loads'");
+        assert_eq!(begin_all(&mut queues(1, u64::MAX, 100, 100)), (1, 0));
+        assert_eq!(begin_all(&mut queues(1, u64::MAX, 0, 100)), (0, 1));
+        let mut both = queues(8, u64::MAX, 100, 100);
+        assert_eq!(begin_all(&mut both), (6, 2), "every fourth is a store");
+        both.ended(JobKind::Store);
+        assert_eq!(begin_all(&mut both), (1, 0));
+        assert_eq!(both.under_way(), 8);
+    }
+
+    #[test]
+    fn bytes_under_way_are_bounded_and_one_operation_is_always_allowed() {
+        assert_eq!(begin_all(&mut queues(8, 399, 100, 0)), (3, 0));
+        assert_eq!(begin_all(&mut queues(8, 400, 100, 0)), (4, 0));
+        assert_eq!(begin_all(&mut queues(8, 99, 100, 0)), (1, 0));
+    }
+
+    #[test]
+    fn what_is_taken_out_is_counted_out() {
+        let mut queues = queues(8, u64::MAX, 10, 10);
+        assert_eq!((queues.queued(JobKind::Load), queues.queued_store_bytes()), (10, 1000));
+        begin_all(&mut queues);
+        let (loads, stores) = (queues.queued(JobKind::Load), queues.queued(JobKind::Store));
+        queues.remove(&job(JobKind::Load, 9, 1));
+        queues.remove(&job(JobKind::Store, 1, 1));
+        assert_eq!((queues.queued(JobKind::Load), queues.queued(JobKind::Store)), (loads, stores), "others stay");
+        queues.remove(&job(JobKind::Load, 1, 10));
+        assert_eq!((queues.queued(JobKind::Load), queues.queued(JobKind::Store)), (0, stores));
+        let left: Vec<_> = queues.drain().into_iter().map(|(job, next)| (job.key, next)).collect();
+        assert_eq!(left, [(JobKey::Submitted(2), 10 - stores)]);
+        assert_eq!((queues.queued(JobKind::Store), queues.queued_store_bytes()), (0, 0));
+    }
+}

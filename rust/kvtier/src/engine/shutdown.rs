@@ -46,8 +46,12 @@ impl Engine {
             let _ = clock.join();
         }
         let mut state = shared.state.lock();
-        state.region = None;
-        Ok(state.queues.under_way())
+        let region = state.region.take();
+        let stuck = state.queues.under_way();
+        drop(state);
+        // Giving memory back may take its time.
+        drop(region);
+        Ok(stuck)
     }
 
     /// Takes all blocks of the namespace away, for every process: jobs that are open fail with [`ErrorKind::Reset`],
@@ -72,7 +76,7 @@ impl Engine {
                 }
                 Phase::Closed => return Err(closed()),
             }
-            state.scan += 1;
+            shared.index.lock().stop_scan();
             state.queues.drain();
         }
         for job in shared.unfinished_jobs() {
@@ -93,7 +97,7 @@ impl Engine {
             shared.waiting_probes.store(0, Ordering::Release);
             if outcome.is_ok() && shared.info.exclusive {
                 // Nobody else can have added any block to the empty namespace.
-                index.scan_is_complete();
+                index.knows_all();
             }
         }
         if outcome.is_ok() {

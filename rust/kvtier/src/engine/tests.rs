@@ -23,6 +23,8 @@ enum Act {
     Stall,
     /// Waits for [`Script::release`] while touching the row, as a read straight into it does.
     StallInside,
+    /// Goes well, and is answered a moment later, on a thread of nobody's.
+    Later,
 }
 
 /// A store in memory, on threads of its own, that follows a script.
@@ -92,7 +94,7 @@ impl Script {
     /// Does what the script says; `Err(None)` means that the answer is lost.
     fn follow(&self, act: Option<Act>, row: RowLease) -> Result<RowLease, Option<Error>> {
         match act {
-            None => Ok(row),
+            None | Some(Act::Later) => Ok(row),
             Some(Act::Fail(kind)) => Err(Some(Error::new(kind, "as scripted"))),
             Some(Act::Panic) => panic!("as scripted"),
             Some(Act::Lose) => Err(None),
@@ -105,6 +107,21 @@ impl Script {
                 self.stall();
                 access.leave().map_err(Some)
             }
+        }
+    }
+}
+
+impl Script {
+    fn answer<A: Send + 'static>(act: Option<Act>, answer: Result<A, Option<Error>>, done: Done<A>) {
+        let give = move || match answer {
+            Ok(answer) => done.give(Ok(answer)),
+            Err(Some(error)) => done.give(Err(error)),
+            Err(None) => drop(done),
+        };
+        if act == Some(Act::Later) {
+            std::thread::spawn(give);
+        } else {
+            give();
         }
     }
 }
@@ -139,11 +156,7 @@ impl BlockStore for Script {
             self.blocks.lock().insert(key, bytes);
             Ok(Stored { location: Location(1), bytes: ROW as u64 })
         });
-        match answer {
-            Ok(stored) => done.give(Ok(stored)),
-            Err(Some(error)) => done.give(Err(error)),
-            Err(None) => drop(done),
-        }
+        Self::answer(act, answer, done);
     }
 
     fn load(&self, key: BlockKey, row: RowLease, done: Done<Loaded>) {
@@ -156,16 +169,13 @@ impl BlockStore for Script {
             access.leave().map_err(Some)?;
             Ok(Loaded { bytes: ROW as u64 })
         });
-        match answer {
-            Ok(loaded) => done.give(Ok(loaded)),
-            Err(Some(error)) => done.give(Err(error)),
-            Err(None) => drop(done),
-        }
+        Self::answer(act, answer, done);
     }
 
     fn probe(&self, keys: Vec<BlockKey>, done: Done<Vec<Probed>>) {
         self.probes.lock().push(keys.len());
-        if keys.iter().any(|k| self.act(*k) == Some(Act::Stall)) {
+        let acts: Vec<_> = keys.iter().filter_map(|k| self.act(*k)).collect();
+        if acts.contains(&Act::Stall) {
             self.stall();
         }
         let blocks = self.blocks.lock();
@@ -174,7 +184,7 @@ impl BlockStore for Script {
             .map(|k| if blocks.contains_key(k) { Probed::Present(Location(1)) } else { Probed::Absent })
             .collect();
         drop(blocks);
-        done.give(Ok(answer));
+        Self::answer(acts.contains(&Act::Later).then_some(Act::Later), Ok(answer), done);
     }
 
     fn scan(&self, found: &mut dyn FnMut(BlockKey, Location) -> bool) -> Result<()> {
@@ -436,6 +446,86 @@ fn a_stalled_store_ends_at_its_deadline_and_publishes_nothing_of_the_reused_row(
 }
 
 #[test]
+fn a_store_that_failed_is_a_miss_and_no_event() {
+    let b = Bench::new(EngineConfig::default());
+    b.store.script(1, Act::Fail(ErrorKind::NoSpace));
+    b.store.script(2, Act::Panic);
+    b.store.script(3, Act::Lose);
+    let result = b.run(JobKind::Store, 1, &[1, 2, 3], &[0, 1, 2]);
+    assert_eq!(failures(&result).len(), 3);
+    assert!((1..=3).all(|n| b.lookup(n, 1) == Lookup::Miss));
+    assert_eq!(b.engine.take_events().unwrap(), []);
+    let stores = &b.engine.metrics().stores;
+    assert_eq!((stores.blocks.get(), stores.bytes.get(), stores.jobs.get()), (0, 0, 1));
+    assert_eq!(stores.failures.counted(), [(ErrorKind::NoSpace, 1), (ErrorKind::Internal, 2)]);
+}
+
+#[test]
+fn an_answer_after_the_deadline_is_counted_nowhere() {
+    let b = Bench::new(soon(50));
+    b.store.script(1, Act::Stall);
+    assert_eq!(failures(&b.run(JobKind::Store, 1, &[1], &[0])), [(0, ErrorKind::Timeout)]);
+    b.store.release();
+    while b.engine.gauges().unwrap().inflight_ops > 0 {
+        std::thread::yield_now();
+    }
+    let stores = &b.engine.metrics().stores;
+    assert_eq!(stores.failures.counted(), [(ErrorKind::Timeout, 1)], "once, for what the caller was told");
+    assert_eq!((stores.blocks.get(), stores.jobs.get()), (0, 1));
+    assert_eq!(b.engine.take_events().unwrap(), []);
+}
+
+#[test]
+fn a_store_that_answers_later_is_kept_busy() {
+    let config = EngineConfig { max_inflight_ops: 2, ..EngineConfig::default() };
+    let b = Bench::over(Script::new(2, false), config);
+    for n in 0..64 {
+        b.store.script(n, Act::Later);
+        b.store.script(n, Act::Later);
+    }
+    b.engine.submit(JobKind::Store, 1, keys(0..64), (0..64).map(|n| n % 32).collect()).unwrap();
+    assert!(b.result(1).is_success());
+    b.engine.submit(JobKind::Load, 2, keys(0..32), (0..32).collect()).unwrap();
+    assert!(b.result(2).is_success());
+    for n in 100..300 {
+        b.store.script(n, Act::Later);
+        assert_eq!(b.engine.lookup(&key(n), Some(RequestId(1))).unwrap(), Lookup::Retry);
+    }
+    let soon = Instant::now() + Duration::from_secs(1);
+    assert!((100..300).all(|n| b.lookup(n, 1) == Lookup::Miss));
+    assert!(Instant::now() < soon, "by answers, and not by the timeout");
+}
+
+#[test]
+fn a_probe_that_is_stuck_is_a_miss_when_its_time_is_over() {
+    let config = EngineConfig { lookup_timeout: Duration::from_millis(50), ..EngineConfig::default() };
+    let b = Bench::over(Script::new(2, false), config);
+    b.store.blocks.lock().extend((0..4).map(|n| (key(n), vec![0; ROW])));
+    b.store.script(0, Act::Stall);
+    let asked = Instant::now();
+    assert_eq!(b.engine.lookup(&key(0), Some(RequestId(1))).unwrap(), Lookup::Retry);
+    while b.store.probes.lock().is_empty() {
+        std::thread::yield_now();
+    }
+    assert!((0..4).all(|n| b.lookup(n, 1) == Lookup::Miss), "those behind it as well");
+    assert!(asked.elapsed() >= Duration::from_millis(50));
+    b.store.release();
+    assert!((0..4).all(|n| (b.lookup(n, 1), b.lookup(n, 2)) == (Lookup::Miss, Lookup::Hit)));
+}
+
+#[test]
+fn a_number_that_is_used_again_has_a_deadline_of_its_own() {
+    let b = Bench::new(soon(200));
+    assert!(b.run(JobKind::Store, 1, &[1], &[0]).is_success());
+    std::thread::sleep(Duration::from_millis(120));
+    b.store.script(2, Act::Stall);
+    let ended = b.run(JobKind::Store, 1, &[2], &[0]);
+    assert_eq!(failures(&ended), [(0, ErrorKind::Timeout)]);
+    assert!(ended.transfer_time >= Duration::from_millis(200), "{:?}", ended.transfer_time);
+    b.store.release();
+}
+
+#[test]
 fn a_stalled_load_ends_at_its_deadline_and_touches_nothing_afterwards() {
     let b = Bench::new(soon(50));
     b.fill(0, 1);
@@ -467,6 +557,23 @@ fn a_read_that_sits_in_the_row_withholds_its_result_and_degrades_the_tier() {
 }
 
 #[test]
+fn a_read_that_sits_in_the_row_withholds_its_result_from_a_shutdown_too() {
+    let b = Bench::new(soon(50));
+    b.run(JobKind::Store, 1, &[1], &[0]);
+    b.store.script(1, Act::StallInside);
+    b.engine.submit(JobKind::Load, 2, keys([1]), vec![1]).unwrap();
+    while !b.engine.gauges().unwrap().degraded {
+        std::thread::yield_now();
+    }
+    assert_eq!(b.engine.shutdown(Duration::from_millis(20), || false).unwrap(), 1);
+    assert_eq!(b.engine.shutdown(Duration::ZERO, || false).unwrap(), 1);
+    assert!(b.engine.poll().unwrap().is_empty(), "the row is still being written to");
+    b.store.release();
+    assert_eq!(failures(&b.result(2)), [(0, ErrorKind::Timeout)]);
+    assert!(!b.engine.gauges().unwrap().degraded);
+}
+
+#[test]
 fn stores_beyond_the_bound_are_dropped_and_loads_are_not() {
     let config = EngineConfig { max_queued_store_bytes: 6 * ROW as u64, ..EngineConfig::default() };
     let b = Bench::over(Script::new(1, false), config);
@@ -483,6 +590,10 @@ fn stores_beyond_the_bound_are_dropped_and_loads_are_not() {
     let mut ended: Vec<_> = b.engine.poll().unwrap().iter().map(|r| r.job_id).collect();
     ended.sort_unstable();
     assert_eq!(ended, [0, 1, 9]);
+    assert!(
+        b.run(JobKind::Store, 3, &[50, 51, 52, 53, 54, 55, 56, 57], &[0; 8]).is_success(),
+        "alone it may be larger"
+    );
 }
 
 #[test]
@@ -551,6 +662,9 @@ fn a_failing_device_makes_no_block_a_miss_for_those_who_ask_later() {
     let store = Script::new(2, true);
     store.blocks.lock().insert(key(1), vec![0; ROW]);
     let b = Bench::over(Arc::clone(&store), EngineConfig::default());
+    while !b.engine.gauges().unwrap().index_complete {
+        std::thread::yield_now();
+    }
     for kind in [ErrorKind::Io, ErrorKind::Permission, ErrorKind::Unavailable, ErrorKind::Timeout] {
         let job = kind.index() as u64;
         assert_eq!(b.lookup(1, job), Lookup::Hit);
@@ -559,6 +673,23 @@ fn a_failing_device_makes_no_block_a_miss_for_those_who_ask_later() {
         assert_eq!(b.lookup(1, job), Lookup::Miss);
     }
     assert_eq!(b.lookup(1, 1000), Lookup::Hit);
+}
+
+#[test]
+fn what_is_submitted_while_a_reset_waits_comes_after_it() {
+    let b = Bench::over(Script::new(1, false), EngineConfig::default());
+    b.store.script(1, Act::Stall);
+    b.engine.submit(JobKind::Store, 1, keys([1]), vec![0]).unwrap();
+    b.wait_until_under_way(1);
+    std::thread::scope(|scope| {
+        let reset = scope.spawn(|| b.engine.reset(Duration::from_secs(20), || false));
+        b.result(1); // ended by the reset
+        b.engine.submit(JobKind::Store, 2, keys([2]), vec![0]).unwrap();
+        b.store.release();
+        reset.join().unwrap().unwrap();
+    });
+    assert!(b.result(2).is_success());
+    assert!(b.run(JobKind::Load, 3, &[2], &[1]).is_success(), "the reset has not taken it away");
 }
 
 #[test]

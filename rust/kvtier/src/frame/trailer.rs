@@ -181,6 +181,7 @@ mod tests {
             }
         }
         assert_eq!(kind(&[0; TRAILER_BYTES]), ErrorKind::Foreign);
+        assert_eq!(kind(&edited(at::MAGIC, b"\x89KVTIER\r")), ErrorKind::Foreign, "a CRC alone makes no trailer");
     }
 
     #[test]

@@ -80,9 +80,17 @@ pub struct Index {
     failures: Failures,
     probes: Probes,
     complete: bool,
-    /// What was removed since the running scan began: the scan may have listed it before.
-    removed_while_scanning: Option<Set<BlockKey>>,
+    scan: Option<Scan>,
+    last_scan: u64,
     now: Moment,
+}
+
+/// A listing of the storage that is under way.
+#[derive(Debug)]
+struct Scan {
+    number: u64,
+    /// What was removed since it began: it may have been listed before.
+    removed: Set<BlockKey>,
 }
 
 /// A lookup's answer, and what the engine has to do about it.
@@ -106,7 +114,8 @@ impl Index {
             failures: Failures::default(),
             probes: Probes::default(),
             complete: false,
-            removed_while_scanning: None,
+            scan: None,
+            last_scan: 0,
             now: 1,
         }
     }
@@ -181,29 +190,52 @@ impl Index {
     pub fn stored(&mut self, key: &BlockKey, location: Location) {
         self.now += 1;
         self.resident.insert(*key, Resident { location, stored: self.now });
-        if let Some(removed) = &mut self.removed_while_scanning {
-            removed.remove(key);
+        if let Some(scan) = &mut self.scan {
+            scan.removed.remove(key);
         }
         self.failures.forgive(key);
         self.probes.overrule(key);
     }
 
-    /// A scan of the storage begins.
-    pub fn scan_begins(&mut self) {
-        self.removed_while_scanning = Some(Set::default());
+    /// A scan of the storage begins; returns its number. An earlier one counts no more, whatever it still finds.
+    pub fn scan_begins(&mut self) -> u64 {
+        self.last_scan += 1;
+        self.scan = Some(Scan { number: self.last_scan, removed: Set::default() });
+        self.last_scan
     }
 
-    /// The scan has met every block, and nobody else can add any: what is not known to be here is not here.
-    pub fn scan_is_complete(&mut self) {
-        self.removed_while_scanning = None;
+    /// A scan met blocks; returns whether it still counts. What was removed meanwhile stays so.
+    pub fn scan_found(&mut self, number: u64, blocks: &[(BlockKey, Location)]) -> bool {
+        let Some(scan) = self.scan.take_if(|scan| scan.number == number) else { return false };
+        for (key, location) in blocks {
+            if !scan.removed.contains(key) {
+                self.found(key, *location);
+            }
+        }
+        self.scan = Some(scan);
+        true
+    }
+
+    /// A scan ends. If it has met every block, what is not known to be here is not here: nobody else can add any.
+    pub fn scan_ends(&mut self, number: u64, has_met_all: bool) {
+        if self.scan.take_if(|scan| scan.number == number).is_some() {
+            self.complete = has_met_all;
+        }
+    }
+
+    /// A scan that runs counts no more.
+    pub fn stop_scan(&mut self) {
+        self.scan = None;
+    }
+
+    /// What is not known to be here is not here, and nobody else can add anything.
+    pub fn knows_all(&mut self) {
+        self.scan = None;
         self.complete = true;
     }
 
-    /// A scan or a probe met a block. What is known already stays, and so does what was removed meanwhile.
-    pub fn found(&mut self, key: &BlockKey, location: Location) {
-        if self.removed_while_scanning.as_ref().is_some_and(|removed| removed.contains(key)) {
-            return;
-        }
+    /// A probe or a scan met a block. What is known already stays.
+    fn found(&mut self, key: &BlockKey, location: Location) {
         if let Entry::Vacant(entry) = self.resident.entry(*key) {
             entry.insert(Resident { location, stored: 0 });
         }
@@ -218,7 +250,7 @@ impl Index {
         if self.verdicts.open_requests() > 0 {
             self.failures.add(key, self.now, &self.verdicts);
         }
-        let is_probed = !self.complete && self.removed_while_scanning.is_none();
+        let is_probed = !self.complete && self.scan.is_none();
         match presence {
             Presence::Gone => self.removed(key),
             Presence::Doubtful if is_probed => self.removed(key),
@@ -230,8 +262,8 @@ impl Index {
     pub fn removed(&mut self, key: &BlockKey) -> bool {
         self.now += 1;
         self.probes.overrule(key);
-        if let Some(removed) = &mut self.removed_while_scanning {
-            removed.insert(*key);
+        if let Some(scan) = &mut self.scan {
+            scan.removed.insert(*key);
         }
         self.resident.remove(key).is_some()
     }
@@ -249,7 +281,7 @@ impl Index {
         self.failures = Failures::default();
         self.probes.clear();
         self.complete = false;
-        self.removed_while_scanning = None;
+        self.scan = None;
     }
 
     /// Takes up to `most` keys whose probes have not begun.

@@ -163,17 +163,15 @@ fn clearing_voids_probes_under_way() {
 #[test]
 fn complete_knowledge_answers_at_once() {
     let mut b = Bench::new();
-    b.index.scan_begins();
+    let scan = b.index.scan_begins();
     b.index.stored(&key(3), HERE);
     b.index.removed(&key(3));
     b.index.stored(&key(4), HERE);
     b.index.removed(&key(4));
     b.index.stored(&key(4), Location(9));
-    for n in [1, 3, 4] {
-        b.index.found(&key(n), HERE);
-    }
+    assert!(b.index.scan_found(scan, &[1, 3, 4].map(|n| (key(n), HERE))));
     assert_eq!(b.ask(2, 1), Lookup::Retry, "not before the scan is done");
-    b.index.scan_is_complete();
+    b.index.scan_ends(scan, true);
     assert_eq!((b.ask(1, 2), b.ask(2, 2)), (Lookup::Hit, Lookup::Miss));
     assert_eq!(b.ask(3, 2), Lookup::Miss, "what was removed while the scan ran doesn't come back");
     assert_eq!(b.index.location(&key(4)), Some(Location(9)), "what was stored again keeps its place");
@@ -237,10 +235,10 @@ fn doubt_about_a_block_is_settled_by_a_probe_and_where_none_is_made_it_stays() {
     b.index.stored(&key(1), HERE);
     b.index.load_failed(&key(1), Presence::Doubtful);
     assert_eq!(b.ask(1, 1), Lookup::Retry);
-    b.index.scan_begins();
+    let scan = b.index.scan_begins();
     b.index.stored(&key(2), HERE);
     b.index.load_failed(&key(2), Presence::Doubtful);
-    b.index.scan_is_complete();
+    b.index.scan_ends(scan, true);
     assert_eq!(b.ask(2, 2), Lookup::Hit);
     b.index.load_failed(&key(2), Presence::Doubtful);
     assert_eq!((b.ask(2, 2), b.ask(2, 3)), (Lookup::Miss, Lookup::Hit));
@@ -271,4 +269,59 @@ fn questions_to_a_storage_that_is_stuck_do_not_pile_up() {
         b.later(Duration::from_millis(10));
     }
     assert!(answers.contains(&Lookup::Miss), "whoever asks again and again without a request is answered, too");
+}
+
+#[test]
+fn a_scan_that_was_overtaken_counts_no_more() {
+    let overtake: [fn(&mut Index); 4] =
+        [Index::clear, Index::stop_scan, Index::knows_all, |index| assert!(index.scan_begins() > 0)];
+    for overtake in overtake {
+        let mut b = Bench::new();
+        let scan = b.index.scan_begins();
+        assert!(b.index.scan_found(scan, &[(key(1), HERE)]));
+        overtake(&mut b.index);
+        let complete = b.index.is_complete();
+        assert!(!b.index.scan_found(scan, &[(key(2), HERE)]), "what it met is of another time");
+        assert_eq!(b.index.location(&key(2)), None);
+        b.index.scan_ends(scan, true);
+        assert_eq!(b.index.is_complete(), complete);
+    }
+}
+
+#[test]
+fn a_scan_that_failed_leaves_the_questions_to_probes() {
+    let mut b = Bench::new();
+    let scan = b.index.scan_begins();
+    b.index.stored(&key(1), HERE);
+    b.index.removed(&key(1));
+    b.index.scan_ends(scan, false);
+    assert_eq!((b.ask(1, 1), b.ask(2, 1)), (Lookup::Retry, Lookup::Retry));
+    let batch = b.begin();
+    b.answer(&batch, ProbeAnswer::Present(HERE));
+    assert_eq!((b.ask(1, 1), b.ask(2, 1)), (Lookup::Hit, Lookup::Hit));
+}
+
+#[test]
+fn a_completed_store_makes_up_for_a_failure_that_nobody_saw() {
+    let mut b = Bench::new();
+    b.index.stored(&key(1), HERE);
+    assert_eq!(b.ask(1, 1), Lookup::Hit);
+    b.index.load_failed(&key(1), Presence::Gone);
+    b.index.stored(&key(1), HERE);
+    assert_eq!(b.ask(1, 1), Lookup::Hit);
+}
+
+#[test]
+fn an_answer_from_before_the_question_is_none_unless_it_is_fresh() {
+    for (age, expected) in [(1, Lookup::Miss), (100, Lookup::Retry)] {
+        let mut b = Bench::new();
+        b.ask(1, 1);
+        let batch = b.begin();
+        let answered = b.now;
+        b.later(Duration::from_millis(1));
+        assert_eq!(b.ask(1, 2), Lookup::Retry);
+        b.index.probed(&key(1), batch.ticket, ProbeAnswer::Absent, answered);
+        b.later(Duration::from_millis(age));
+        assert_eq!((b.ask(1, 1), b.ask(1, 2)), (Lookup::Miss, expected), "{age} ms");
+    }
 }

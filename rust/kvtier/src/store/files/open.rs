@@ -67,6 +67,11 @@ impl FilesStore {
 /// Adds where it was, and what helps.
 fn explained(error: Error, root: &Root, namespace: &Namespace, config: &FilesConfig) -> Error {
     let hint = error.kind() == ErrorKind::Permission && !config.read_only;
+    let error = match error.kind() {
+        // No block is missing here: the place vanishes while it is opened, or is none (as below /proc).
+        ErrorKind::Missing => Error::new(ErrorKind::Unavailable, error.message()).with_source(error),
+        _ => error,
+    };
     let error = error.with("root", root.path().display()).with("namespace", namespace.base_dir());
     if hint { error.with("hint", "a root that can't be written can be opened with read_only=True") } else { error }
 }
