@@ -193,6 +193,11 @@ impl Index {
         self.removed_while_scanning = Some(Set::default());
     }
 
+    /// The scan has ended, and others may have added blocks it has not met.
+    pub fn scan_is_over(&mut self) {
+        self.removed_while_scanning = None;
+    }
+
     /// The scan has met every block, and nobody else can add any: what is not known to be here is not here.
     pub fn scan_is_complete(&mut self) {
         self.removed_while_scanning = None;
