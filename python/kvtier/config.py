@@ -79,6 +79,13 @@ class TierConfig:
     quarantine: bool = False
     """Whether blocks that are proven bad are kept aside instead of removed."""
 
+    stepwise: bool = False
+    """Whether jobs and probes begin only at `end_step`, all at once: for callers that work in steps, to whom waking a
+    thread at each call costs more than the call. Asking for results begins them too."""
+
+    events: bool = True
+    """Whether `take_events` has something to take."""
+
     def __post_init__(self) -> None:
         check_options(self.as_options())
 

@@ -149,6 +149,10 @@ pub struct TierConfig {
     pub dir_mode: u32,
     /// Whether blocks proven bad are kept aside instead of removed.
     pub quarantine: bool,
+    /// Whether jobs and probes begin only when a step of the caller ends.
+    pub stepwise: bool,
+    /// Whether what happens to blocks is kept for the caller to take.
+    pub events: bool,
 }
 
 impl Default for TierConfig {
@@ -173,6 +177,8 @@ impl Default for TierConfig {
             file_mode: 0o666,
             dir_mode: 0o777,
             quarantine: false,
+            stepwise: engine.stepwise,
+            events: engine.events,
         }
     }
 }
@@ -186,7 +192,7 @@ fn default_io_threads() -> usize {
 const MAX_IO_THREADS: usize = 1024;
 
 /// Names of all options, in the order of the documentation.
-pub const OPTION_NAMES: [&str; 18] = [
+pub const OPTION_NAMES: [&str; 20] = [
     "compat",
     "layout",
     "io_engine",
@@ -205,6 +211,8 @@ pub const OPTION_NAMES: [&str; 18] = [
     "file_mode",
     "dir_mode",
     "quarantine",
+    "stepwise",
+    "events",
 ];
 
 impl TierConfig {
@@ -243,6 +251,8 @@ impl TierConfig {
             load_timeout: self.load_timeout,
             store_timeout: self.store_timeout,
             lookup_timeout: self.lookup_timeout,
+            stepwise: self.stepwise,
+            events: self.events,
         }
     }
 
@@ -277,6 +287,8 @@ impl TierConfig {
             "file_mode" => self.file_mode = mode(name, value)?,
             "dir_mode" => self.dir_mode = mode(name, value)?,
             "quarantine" => self.quarantine = truth(name, value)?,
+            "stepwise" => self.stepwise = truth(name, value)?,
+            "events" => self.events = truth(name, value)?,
             _ => return Err(unknown(name)),
         }
         Ok(())
