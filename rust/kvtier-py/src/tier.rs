@@ -53,7 +53,7 @@ impl Tier {
     ) -> Result<Self> {
         attend(py);
         logging::follow_level(py);
-        guarded(|| {
+        let opened = guarded(|| {
             let config = config_of(options)?;
             let identity = identity.get().core();
             let row_bytes = identity.facts().row_bytes.map(|n| n as usize);
@@ -69,7 +69,9 @@ impl Tier {
                 row_bytes: region.row_bytes(),
                 _release: RunOnDrop,
             })
-        })
+        });
+        attend(py); // the rows' owners, if they are not needed after all
+        opened
     }
 
     /// Whether the block is here: `Lookup.HIT`, `MISS`, or `RETRY` (ask again at the next step).
