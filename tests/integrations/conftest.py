@@ -1,7 +1,10 @@
 """The scheduler's side of vLLM's offloading, as it is but for the GPU: the real factory, manager and primary tier."""
 
 import itertools
+import json
 import os
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -227,6 +230,31 @@ def start(vllm: SimpleNamespace) -> Iterator[StartScheduler]:
     yield start
     for scheduler in started:
         scheduler.shutdown()
+
+
+Serve = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Serve:
+    """Runs a real engine on prompts, in processes of its own, until it has ended: see `engine/serve.py`."""
+    models = tmp_path_factory.mktemp("models")
+    here = Path(__file__).parent / "engine"
+
+    def run(*command: str) -> str:
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stdout[-10_000:] + ended.stderr[-10_000:]
+        return ended.stdout
+
+    def serve(model: str, tp: int, *tiers: dict[str, Any], prompts: list[str], within: Iterable[str] = ()) -> Any:
+        """Serves the prompts, `within` a command that runs another."""
+        if not (models / model).exists():
+            run(sys.executable, str(here / "models.py"), model, str(models / model))
+        task = {"model": str(models / model), "tp": tp, "tiers": tiers, "prompts": prompts}
+        printed = run(*within, sys.executable, str(here / "serve.py"), json.dumps(task))
+        return json.loads(printed.rpartition("RESULT ")[2])
+
+    return serve
 
 
 @pytest.fixture

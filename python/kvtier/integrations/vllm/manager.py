@@ -259,9 +259,8 @@ class KvTierSecondaryTierManager(SecondaryTierManager):
 
     def _say_what_is_shared(self, identity: kvtier.Identity) -> None:
         compat = self._options.tier.compat
-        where = f"{self._tier.place}/{identity.blocks_dir(compat)}"
         fields = covered(identity, compat)
-        _log.info("%s: blocks are in %s, shared with engines that agree in %s", self._label, where, fields)
+        _log.info("%s: blocks are in %s, shared with engines that agree in %s", self._label, self._tier.place, fields)
         if compat is None:
             if missing := not_stated(identity):
                 _log.warning(
