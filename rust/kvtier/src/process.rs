@@ -42,11 +42,6 @@ impl Home {
     pub fn is_surely_here(self) -> bool {
         self.is_here() && std::process::id() == self.pid
     }
-
-    /// The process's id.
-    pub fn pid(self) -> u32 {
-        self.pid
-    }
 }
 
 /// The error of an object that is used in a process it was not made in.

@@ -27,11 +27,6 @@ impl ScratchPool {
         Arc::new(Self { bytes, keep, free: Mutex::new(Vec::new()) })
     }
 
-    /// Bytes of each buffer: a multiple of the page size.
-    pub fn buffer_bytes(&self) -> usize {
-        self.bytes
-    }
-
     /// A buffer; its content is whatever its last user left there.
     ///
     /// # Errors
