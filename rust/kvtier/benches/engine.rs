@@ -27,8 +27,10 @@ impl BlockStore for Nothing {
             place: "nowhere".into(),
             payload_bytes: 4096,
             concurrency: self.0.depth(),
+            threads: self.0.depth(),
             read_only: false,
             exclusive: false,
+            listed: false,
         }
     }
 

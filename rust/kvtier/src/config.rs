@@ -63,6 +63,10 @@ macro_rules! choice {
     };
 }
 
+mod object;
+
+pub use object::{ObjectConfig, Secret, UploadChecksum};
+
 choice! {
     /// What is flushed to the device before a block is published.
     Durability {
@@ -149,6 +153,8 @@ pub struct TierConfig {
     pub dir_mode: u32,
     /// Whether blocks proven bad are kept aside instead of removed.
     pub quarantine: bool,
+    /// What only tiers in object stores have.
+    pub object: ObjectConfig,
 }
 
 impl Default for TierConfig {
@@ -173,6 +179,7 @@ impl Default for TierConfig {
             file_mode: 0o666,
             dir_mode: 0o777,
             quarantine: false,
+            object: ObjectConfig::default(),
         }
     }
 }
@@ -186,8 +193,8 @@ fn default_io_threads() -> usize {
 /// More threads than any device needs.
 const MAX_IO_THREADS: usize = 1024;
 
-/// Names of all options, in the order of the documentation.
-pub const OPTION_NAMES: [&str; 18] = [
+/// Names of the options that tiers have wherever their blocks lie, in the order of the documentation.
+const COMMON_NAMES: [&str; 18] = [
     "compat",
     "layout",
     "io_engine",
@@ -208,6 +215,11 @@ pub const OPTION_NAMES: [&str; 18] = [
     "quarantine",
 ];
 
+/// Names of all options, in the order of the documentation.
+pub fn option_names() -> impl Iterator<Item = &'static str> {
+    COMMON_NAMES.into_iter().chain(object::NAMES)
+}
+
 impl TierConfig {
     /// Takes options as a user wrote them; those not given keep their defaults.
     ///
@@ -225,14 +237,7 @@ impl TierConfig {
             }
         }
         config.check_combinations(&mut problems);
-        match problems.as_slice() {
-            [] => Ok(config),
-            [one] => Err(Error::new(ErrorKind::Config, one.clone())),
-            many => {
-                let list = many.join("\n  - ");
-                Err(Error::new(ErrorKind::Config, format!("{} options can't be used:\n  - {list}", many.len())))
-            }
-        }
+        refuse(&problems).map(|()| config)
     }
 
     /// The engine's part.
@@ -278,7 +283,7 @@ impl TierConfig {
             "file_mode" => self.file_mode = mode(name, value)?,
             "dir_mode" => self.dir_mode = mode(name, value)?,
             "quarantine" => self.quarantine = truth(name, value)?,
-            _ => return Err(unknown(name)),
+            _ => return self.object.set(name, value).unwrap_or_else(|| Err(unknown(name))),
         }
         Ok(())
     }
@@ -290,6 +295,35 @@ impl TierConfig {
         }
         if self.read_only && self.quarantine {
             problems.push("quarantine=True with read_only=True: a read-only tier moves nothing aside".into());
+        }
+        self.object.check_combinations(problems);
+    }
+
+    /// Names of the options for directories of files that are not as they are by default.
+    pub(crate) fn given_for_files(&self) -> Vec<&'static str> {
+        let default = Self::default();
+        let given = [
+            ("layout", self.layout != default.layout),
+            ("io_engine", self.io_engine != default.io_engine),
+            ("durability", self.durability != default.durability),
+            ("direct_io", self.direct_io != default.direct_io),
+            ("exclusive", self.exclusive != default.exclusive),
+            ("file_mode", self.file_mode != default.file_mode),
+            ("dir_mode", self.dir_mode != default.dir_mode),
+            ("quarantine", self.quarantine != default.quarantine),
+        ];
+        given.into_iter().filter_map(|(name, given)| given.then_some(name)).collect()
+    }
+}
+
+/// Fails with one error that lists all problems, if there are any.
+pub(crate) fn refuse(problems: &[String]) -> Result<()> {
+    match problems {
+        [] => Ok(()),
+        [one] => Err(Error::new(ErrorKind::Config, one.clone())),
+        many => {
+            let list = many.join("\n  - ");
+            Err(Error::new(ErrorKind::Config, format!("{} options can't be used:\n  - {list}", many.len())))
         }
     }
 }
@@ -305,7 +339,7 @@ const NOT_YET: [(&str, &str); 6] = [
 ];
 
 fn unknown(name: &str) -> String {
-    let accepted = OPTION_NAMES.join(", ");
+    let accepted = option_names().collect::<Vec<_>>().join(", ");
     match NOT_YET.iter().find(|(n, _)| *n == name) {
         Some((_, what)) => format!("option {name:?}: {what} is not in this version; accepted options: {accepted}"),
         None => format!("unknown option {name:?}; accepted options: {accepted}"),
@@ -399,9 +433,9 @@ mod tests {
 
     #[test]
     fn every_name_is_known_to_set() {
-        for name in OPTION_NAMES {
+        for name in option_names() {
             let problem = message(vec![(name, OptionValue::Other("list".into()))]);
-            assert!(problem.starts_with(&format!("{name}=a list is not accepted; give ")), "{problem}");
+            assert!(problem.starts_with(name) && problem.contains(" is not accepted; give "), "{problem}");
         }
     }
 

@@ -8,12 +8,14 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 use kvtier::buffer::{Gate, HostRows, Region, RowLease, RowPart};
-use kvtier::config::DirectIo;
+use kvtier::config::{DirectIo, UploadChecksum};
 use kvtier::error::ErrorKind;
 use kvtier::frame::Verify;
 use kvtier::identity::NamespaceKind;
 use kvtier::store::Probed;
 use kvtier::store::files::Publishing;
+use places::bucket::BucketPlace;
+use places::weed::Weed;
 use places::{FilesPlace, Harness, MemoryPlace, Open, Place, key, payload_of};
 
 fn published(way: Publishing) -> FilesPlace {
@@ -32,9 +34,34 @@ fn through_scratch() -> FilesPlace {
     })
 }
 
+/// Blocks of more than a page move in parts.
+fn in_parts() -> BucketPlace {
+    BucketPlace::stub().with(|config| config.part_bytes = 4096)
+}
+
+/// On a server that can't be asked not to overwrite.
+fn without_conditions() -> BucketPlace {
+    let place = BucketPlace::stub();
+    place.server().bucket().conditions = false;
+    place
+}
+
+/// One test for the whole suite: starting the server takes longer than all of it.
+#[test]
+#[ignore = "slow: starts a real S3 server"]
+fn on_a_real_s3_server() {
+    let Some(server) = Weed::start() else { return };
+    for test in SUITE {
+        test(&BucketPlace::at(&server));
+        test(&BucketPlace::at(&server).with(|config| config.upload_checksum = UploadChecksum::Crc64Nvme));
+    }
+}
+
 /// Makes one `#[test]` per place out of each function of the suite.
 macro_rules! conformance {
     ($($test:ident),+ $(,)?) => {
+        const SUITE: &[fn(&dyn Place)] = &[$($test),+];
+
         mod memory { $(#[test] fn $test() { super::$test(&super::MemoryPlace::new()); })+ }
         mod behind_the_faulty_store { $(#[test] fn $test() { super::$test(&super::MemoryPlace::faulty()); })+ }
         mod files { $(#[test] fn $test() { super::$test(&super::FilesPlace::new(|_| {})); })+ }
@@ -46,6 +73,9 @@ macro_rules! conformance {
             use super::Publishing; }
         mod files_through_the_page_cache { $(#[test] fn $test() { super::$test(&super::buffered()); })+ }
         mod files_through_scratch { $(#[test] fn $test() { super::$test(&super::through_scratch()); })+ }
+        mod bucket { $(#[test] fn $test() { super::$test(&super::BucketPlace::stub()); })+ }
+        mod bucket_in_parts { $(#[test] fn $test() { super::$test(&super::in_parts()); })+ }
+        mod bucket_without_conditions { $(#[test] fn $test() { super::$test(&super::without_conditions()); })+ }
         mod files_in_memory { $(#[test] fn $test() { super::$test(&super::FilesPlace::on_tmpfs()); })+ }
     };
 }

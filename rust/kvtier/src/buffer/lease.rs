@@ -60,6 +60,11 @@ impl RowLease {
         self.gate().is_open()
     }
 
+    /// What to ask whether the operation is still wanted while the lease itself is elsewhere.
+    pub fn watch(&self) -> LeaseWatch {
+        LeaseWatch { gates: Arc::clone(&self.gates), operation: self.operation }
+    }
+
     /// Takes the right to touch the row's bytes. The operation's result is withheld until the access has ended, so hold
     /// it for computing, copying, or a transfer on storage that is trusted not to stall, and for nothing else.
     ///
@@ -86,6 +91,20 @@ impl RowLease {
 impl fmt::Debug for RowLease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "RowLease(row {}, {:?})", self.row, self.gate())
+    }
+}
+
+/// Tells whether the operation of a [`RowLease`] is still wanted.
+#[derive(Clone, Debug)]
+pub struct LeaseWatch {
+    gates: Arc<[Gate]>,
+    operation: usize,
+}
+
+impl LeaseWatch {
+    /// As [`RowLease::is_open`].
+    pub fn is_open(&self) -> bool {
+        self.gates[self.operation].is_open()
     }
 }
 
@@ -144,20 +163,35 @@ impl RowAccess {
     /// # Errors
     /// `ReadOnly` when the rows are read-only, `Internal` when the lengths differ.
     pub fn copy_from(&mut self, payload: &[u8]) -> Result<()> {
+        if payload.len() != self.row_bytes() {
+            return Err(wrong_length(payload.len(), self.row_bytes()));
+        }
+        self.copy_at(0, payload)
+    }
+
+    /// Writes `part`, which isn't part of the same region, into the row from byte `offset` on.
+    ///
+    /// # Errors
+    /// `ReadOnly` when the rows are read-only, `Internal` when `part` goes beyond the row's end.
+    pub fn copy_at(&mut self, offset: usize, part: &[u8]) -> Result<()> {
         let Some(lease) = &self.lease else { return Err(over()) };
         if !lease.is_writable() {
             return Err(Error::new(ErrorKind::ReadOnly, "the rows are read-only memory"));
         }
-        if payload.len() != lease.row_bytes() {
-            return Err(wrong_length(payload.len(), lease.row_bytes()));
+        if offset > lease.row_bytes() || part.len() > lease.row_bytes() - offset {
+            let (len, row) = (part.len(), lease.row_bytes());
+            return Err(Error::new(ErrorKind::Internal, format!("{len} bytes at {offset} of a row of {row}")));
         }
-        let mut rest = payload;
+        let (mut skip, mut rest) = (offset, part);
         for (base, len) in lease.segments() {
-            let (part, tail) = rest.split_at(len);
-            // SAFETY: the segment is mapped and writable (checked above) while the region lives; the gate is held, so
-            // neither the engine nor another operation touches the row; `payload` is a live slice elsewhere.
-            unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), base.as_ptr(), len) };
-            rest = tail;
+            let begin = skip.min(len);
+            skip -= begin;
+            let (now, later) = rest.split_at(rest.len().min(len - begin));
+            // SAFETY: `begin + now.len()` is within the segment, which is mapped and writable (checked above) while the
+            // region lives; the gate is held, so neither the engine nor another operation touches the row; `part` is a
+            // live slice elsewhere.
+            unsafe { std::ptr::copy_nonoverlapping(now.as_ptr(), base.as_ptr().add(begin), now.len()) };
+            rest = later;
         }
         Ok(())
     }

@@ -16,7 +16,7 @@ mod transfer;
 
 pub use gate::{Expiry, Gate};
 pub use host::HostRows;
-pub use lease::{RowAccess, RowLease};
+pub use lease::{LeaseWatch, RowAccess, RowLease};
 pub(crate) use prefetch::prefetch;
 pub use region::{Region, RowPart};
 pub use scratch::{Scratch, ScratchPool};

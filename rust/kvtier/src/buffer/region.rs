@@ -221,6 +221,22 @@ mod tests {
             Ok(RowLease::unbounded(region, 2)?.enter()?.segments().collect::<Vec<_>>().join(&b'|'))
         };
         assert_eq!(read(&region)?, b"abcd|efghi");
+        for (offset, part, whole) in [
+            (0, "", "abcd|efghi"),
+            (9, "", "abcd|efghi"),
+            (0, "ABCDEFGHI", "ABCD|EFGHI"),
+            (3, "de", "ABCd|eFGHI"),
+            (4, "E", "ABCd|EFGHI"),
+            (6, "ghi", "ABCd|EFghi"),
+            (1, "bc", "Abcd|EFghi"),
+        ] {
+            RowLease::unbounded(&region, 2)?.enter()?.copy_at(offset, part.as_bytes())?;
+            assert_eq!(String::from_utf8_lossy(&read(&region)?), whole, "{part:?} at {offset}");
+        }
+        for (offset, part) in [(9, "x"), (10, ""), (0, "0123456789"), (usize::MAX, "x")] {
+            assert!(RowLease::unbounded(&region, 2)?.enter()?.copy_at(offset, part.as_bytes()).is_err());
+        }
+        RowLease::unbounded(&region, 2)?.enter()?.copy_from(b"abcdefghi")?;
         assert_eq!(read(&region.cut_to(6)?)?, b"abcd|ef");
         assert_eq!(read(&region.cut_to(4)?)?, b"abcd");
         assert!(region.cut_to(10).is_err() && region.cut_to(0).is_err());

@@ -61,6 +61,7 @@ fn run(shared: &Shared) {
                 };
                 shared.end_early(&job, 0..job.keys.len(), ErrorKind::Timeout, reason);
             }
+            shared.store.0.leases_ended();
             state = shared.state.lock();
             continue;
         }

@@ -113,6 +113,8 @@ struct Shared {
     config: EngineConfig,
     /// Pumps at the same time.
     max_pumps: usize,
+    /// Batches of probes under way at the same time.
+    max_probes: usize,
     num_rows: usize,
     writable: bool,
     state: Mutex<State>,
@@ -209,7 +211,8 @@ impl Engine {
         let shared = Arc::new(Shared {
             store: StoreHandle(store),
             config,
-            max_pumps: limits.ops,
+            max_pumps: limits.ops.min(info.threads.max(1)),
+            max_probes: limits.ops.div_ceil(2),
             num_rows,
             writable: region.is_writable(),
             state: Mutex::new(State {

@@ -47,7 +47,7 @@ impl Shared {
     fn may_probe(&self, state: &State) -> bool {
         match self.waiting_probes.load(Ordering::Acquire) {
             0 => false,
-            waiting => state.probing == 0 || (waiting >= PROBE_BATCH && state.probing < self.max_pumps.div_ceil(2)),
+            waiting => state.probing == 0 || (waiting >= PROBE_BATCH && state.probing < self.max_probes),
         }
     }
 

@@ -7,7 +7,8 @@ use super::{LOG_TARGET, Shared};
 use crate::error::{Error, Result};
 
 impl Shared {
-    /// Fills the index in the background, where what the store finds is all there can be; `anew` forgets it first.
+    /// Fills the index in the background, where what the store finds is all there can be, or is wanted at once; `anew`
+    /// forgets it first.
     pub(super) fn start_scan(self: &Arc<Self>, anew: bool) -> Result<()> {
         let scan = {
             let mut index = self.index.lock();
@@ -15,7 +16,7 @@ impl Shared {
                 index.clear();
                 self.waiting_probes.store(0, Ordering::Release);
             }
-            if !self.info.exclusive {
+            if !self.info.exclusive && !self.info.listed {
                 return Ok(());
             }
             index.scan_begins()
@@ -41,7 +42,8 @@ impl Shared {
             batch.len() < BATCH || add(&mut batch)
         });
         add(&mut batch);
-        self.index.lock().scan_ends(scan, scanned.is_ok());
+        // Others can add blocks that a scan has not met, where the place is not this engine's alone.
+        self.index.lock().scan_ends(scan, scanned.is_ok() && self.info.exclusive);
         if let Err(error) = scanned {
             log::warn!(target: LOG_TARGET, "the namespace could not be listed, unknown blocks are probed instead: {error}");
         }

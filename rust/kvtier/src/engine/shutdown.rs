@@ -38,6 +38,7 @@ impl Engine {
             let reason = "the tier was shut down while it was under way";
             shared.end_early(&job, 0..job.keys.len(), ErrorKind::Shutdown, reason);
         }
+        shared.store.0.leases_ended();
         // A probe may be stuck as well.
         while shared.store.0.close(patience.slice()) > 0 && !patience.is_over() {}
         let clock = self.clock.lock().take();
@@ -82,6 +83,7 @@ impl Engine {
         for job in shared.unfinished_jobs() {
             shared.end_early(&job, 0..job.keys.len(), ErrorKind::Reset, "the namespace was reset meanwhile");
         }
+        shared.store.0.leases_ended();
         let outcome = if shared.wait_until_idle(&mut Patience::new(timeout, gave_up)) {
             shared.store.0.reset()
         } else {

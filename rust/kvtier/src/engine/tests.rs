@@ -133,8 +133,10 @@ impl BlockStore for Script {
             place: "memory".into(),
             payload_bytes: ROW,
             concurrency: self.threads,
+            threads: self.threads,
             read_only: false,
             exclusive: self.exclusive,
+            listed: false,
         }
     }
 

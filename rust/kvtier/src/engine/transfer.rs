@@ -75,5 +75,6 @@ impl Shared {
     fn cancel(&self, job: &Arc<Job>) {
         self.state.lock().queues.remove(job);
         self.end_early(job, 0..job.keys.len(), ErrorKind::Timeout, "the caller stopped waiting");
+        self.store.0.leases_ended();
     }
 }

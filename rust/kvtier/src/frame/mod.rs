@@ -53,6 +53,11 @@ impl BlockFormat {
         Self { payload_bytes, framing: Some(Framing { identity, algorithm }) }
     }
 
+    /// How the checksums of blocks that are written are computed; `None` where blocks have none.
+    pub fn algorithm(&self) -> Option<ChecksumAlgorithm> {
+        self.framing.as_ref().map(|framing| framing.algorithm)
+    }
+
     /// Whether blocks have a trailer.
     pub fn is_framed(&self) -> bool {
         self.framing.is_some()
@@ -122,6 +127,20 @@ impl BlockFormat {
         tail: &[u8],
         verify: Verify,
     ) -> Result<()> {
+        self.verify_sum(key, tail, verify, |algorithm| Ok(algorithm.of(payload)))
+    }
+
+    /// As [`BlockFormat::verify`], for whoever has computed the payload's checksum while reading it: `sum` gives it.
+    ///
+    /// # Errors
+    /// Those, and what `sum` fails with.
+    pub fn verify_sum(
+        &self,
+        key: BlockKey,
+        tail: &[u8],
+        verify: Verify,
+        sum: impl FnOnce(ChecksumAlgorithm) -> Result<u64>,
+    ) -> Result<()> {
         let Some(framing) = &self.framing else { return Ok(()) };
         let Some((padding, page)) = tail.split_last_chunk() else {
             return Err(Error::new(ErrorKind::Internal, format!("a block's tail of {} bytes", tail.len())));
@@ -144,7 +163,7 @@ impl BlockFormat {
             return Err(Error::new(ErrorKind::Foreign, "the block's padding is not zero"));
         }
         if verify == Verify::Always {
-            let found = trailer.algorithm.of(payload);
+            let found = sum(trailer.algorithm)?;
             if found != trailer.payload_checksum {
                 let (algorithm, expected) = (trailer.algorithm, trailer.payload_checksum);
                 let message =

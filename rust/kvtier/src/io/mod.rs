@@ -6,6 +6,7 @@
 
 mod direct;
 mod filesystem;
+mod runtime;
 mod threads;
 
 use std::fs::File;
@@ -18,6 +19,7 @@ use crate::error::Result;
 
 pub use direct::DirectIo;
 pub use filesystem::FileSystem;
+pub use runtime::Runtime;
 pub use threads::ThreadEngine;
 
 /// Work that may block; runs on a thread of the engine.

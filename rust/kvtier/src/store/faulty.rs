@@ -219,6 +219,10 @@ impl BlockStore for FaultyStore {
         self.inner.probe(keys, done);
     }
 
+    fn leases_ended(&self) {
+        self.inner.leases_ended();
+    }
+
     fn scan(&self, found: &mut dyn FnMut(BlockKey, Location) -> bool) -> Result<()> {
         self.inner.scan(found)
     }

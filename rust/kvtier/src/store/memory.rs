@@ -68,8 +68,10 @@ impl MemoryStore {
             place,
             payload_bytes: config.format.payload_bytes(),
             concurrency: io.depth(),
+            threads: io.depth(),
             read_only: config.read_only,
             exclusive: false,
+            listed: false,
         };
         Self { shelf, namespace: config.namespace.into(), format: config.format, verify: config.verify, io, info }
     }

@@ -7,6 +7,7 @@
 pub mod faulty;
 pub mod files;
 pub mod memory;
+pub mod object;
 pub mod url;
 
 use std::fmt;
@@ -59,10 +60,15 @@ pub struct StoreInfo {
     pub payload_bytes: usize,
     /// How many operations the store works on at the same time; more wait in the engine's queues.
     pub concurrency: usize,
+    /// Threads that begin operations. A store that works on an operation until it is done wants as many as it has; one
+    /// that returns at once and answers later wants few.
+    pub threads: usize,
     /// Whether stores are refused.
     pub read_only: bool,
     /// Whether nobody else can add blocks while this store is open, so that its own knowledge is complete.
     pub exclusive: bool,
+    /// Whether the blocks that are there at the start shall be listed, so that finding them takes no probes.
+    pub listed: bool,
 }
 
 /// A place for blocks.
@@ -85,6 +91,10 @@ pub trait BlockStore: Send + Sync + 'static {
 
     /// Looks for blocks without reading them; the answer has one entry per key, in order.
     fn probe(&self, keys: Vec<BlockKey>, done: Done<Vec<Probed>>);
+
+    /// The leases of some operations have ended from outside (a deadline, a reset, a shutdown): the store should stop
+    /// working on those that are under way, and let go of their rows. Never waits.
+    fn leases_ended(&self) {}
 
     /// Calls `found` with each block that is there, until it returns false. Blocks the calling thread.
     ///

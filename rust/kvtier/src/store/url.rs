@@ -1,18 +1,20 @@
 //! The one place that turns a URL into a store.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::BlockStore;
 use super::files::{FilesConfig, FilesStore};
 use super::memory::{MemoryConfig, MemoryStore};
-use crate::config::TierConfig;
+use super::object::{BucketConfig, BucketStore, ObjectPlace, Provider};
+use crate::config::{self, TierConfig};
 use crate::error::{Error, ErrorKind, Result};
 use crate::frame::{BlockFormat, ChecksumAlgorithm};
 use crate::identity::{Namespace, NamespaceKind};
 use crate::io::{IoEngine, ThreadEngine};
 
-const ACCEPTED: &str = "file:///absolute/path, a plain path, or memory://name";
+const ACCEPTED: &str = "file:///absolute/path, a plain path, s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, or memory://name";
 
 /// A place for blocks, as a URL names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +23,8 @@ pub enum Place {
     Files(PathBuf),
     /// `memory://name`, or `memory://` for memory of the tier's own.
     Memory(Option<String>),
+    /// `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`.
+    Objects(ObjectPlace),
 }
 
 impl Place {
@@ -50,21 +54,52 @@ impl Place {
             }
             "memory" if rest.contains('/') => refused("the name of a memory store has no slash"),
             "memory" => Ok(Self::Memory((!rest.is_empty()).then(|| rest.to_owned()))),
-            "s3" | "gs" | "az" | "http" | "https" => refused("object stores are not in this version"),
-            _ => refused("the scheme is not known"),
+            "http" | "https" => refused("an object store's address is the option endpoint"),
+            _ => match Provider::of_scheme(scheme) {
+                Some(provider) => ObjectPlace::parse(provider, rest).map(Self::Objects).map_err(|why| {
+                    let accepted = format!("give {scheme}://bucket/prefix");
+                    Error::new(ErrorKind::Config, format!("the {scheme}:// URL can't be used: {why}; {accepted}"))
+                }),
+                None => refused("the scheme is not known"),
+            },
+        }
+    }
+
+    /// Whether the options are for such a place.
+    ///
+    /// # Errors
+    /// One `Config` error that names each option that is not, and the place.
+    fn check(&self, config: &TierConfig) -> Result<()> {
+        let (foreign, for_what) = match self {
+            Self::Objects(_) => (config.given_for_files(), "directories of files"),
+            Self::Files(_) | Self::Memory(_) => (config.object.given(), "object stores"),
+        };
+        let problem = |name| format!("{name} is an option for {for_what}, not for {self}");
+        config::refuse(&foreign.into_iter().map(problem).collect::<Vec<_>>())
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Files(root) => write!(f, "{}", root.display()),
+            Self::Memory(name) => write!(f, "memory://{}", name.as_deref().unwrap_or_default()),
+            Self::Objects(place) => place.fmt(f),
         }
     }
 }
 
-/// Opens the store for `namespace` at `place`, with IO threads of its own.
+/// Opens the store for `namespace` at `place`.
 ///
 /// # Errors
-/// As the store's own opening; `Unavailable` when no threads can be started.
+/// `Config` when options are for another kind of place; as the store's own opening; `Unavailable` when no threads can be
+/// started.
 pub fn open(place: &Place, namespace: &Namespace, config: &TierConfig) -> Result<Arc<dyn BlockStore>> {
-    let io: Arc<dyn IoEngine> = ThreadEngine::start("kvtier-io", config.io_threads)?;
+    place.check(config)?;
+    let threads = || -> Result<Arc<dyn IoEngine>> { Ok(ThreadEngine::start("kvtier-io", config.io_threads)?) };
     match place {
         Place::Files(root) => {
-            let config = FilesConfig {
+            let files = FilesConfig {
                 verify: config.verify,
                 durability: config.durability,
                 direct_io: config.direct_io,
@@ -75,17 +110,27 @@ pub fn open(place: &Place, namespace: &Namespace, config: &TierConfig) -> Result
                 dir_mode: config.dir_mode,
                 ..FilesConfig::new(format_of(namespace))
             };
-            Ok(Arc::new(FilesStore::open(root, namespace, config, io)?))
+            Ok(Arc::new(FilesStore::open(root, namespace, files, threads()?)?))
         }
         Place::Memory(name) => {
-            let config = MemoryConfig {
+            let memory = MemoryConfig {
                 name: name.clone(),
                 namespace: namespace.blocks_dir().to_owned(),
                 format: format_of(namespace),
                 verify: config.verify,
                 read_only: config.read_only,
             };
-            Ok(Arc::new(MemoryStore::open(config, io)))
+            Ok(Arc::new(MemoryStore::open(memory, threads()?)))
+        }
+        Place::Objects(bucket) => {
+            let objects = BucketConfig {
+                format: format_of(namespace),
+                verify: config.verify,
+                read_only: config.read_only,
+                probe_timeout: config.lookup_timeout,
+                object: config.object.clone(),
+            };
+            Ok(Arc::new(BucketStore::open(bucket, namespace, objects)?))
         }
     }
 }
@@ -134,10 +179,46 @@ mod tests {
     }
 
     #[test]
+    fn buckets_are_places() -> Result<()> {
+        let Place::Objects(place) = Place::parse("gs://bucket/a/b/")? else { panic!("no bucket") };
+        assert_eq!((place.provider, &*place.bucket, &*place.prefix), (Provider::Gcs, "bucket", "a/b"));
+        for (url, why) in [
+            ("s3://", "the bucket is missing"),
+            ("s3://id:hush@bucket/p", "no user, password or port"),
+            ("az://c/p?sig=hush", "options are not part of the URL"),
+        ] {
+            let error = Place::parse(url).unwrap_err();
+            assert!(error.message().contains(why), "{error}");
+            assert!(!error.message().contains("hush"), "{error}");
+        }
+        assert!(Place::parse("https://host/bucket").unwrap_err().message().contains("the option endpoint"));
+        Ok(())
+    }
+
+    #[test]
+    fn options_for_another_kind_of_place_are_refused_together() -> Result<()> {
+        let text = |s: &str| config::OptionValue::Text(s.into());
+        let for_files = TierConfig::parse([("durability", text("full")), ("direct_io", text("off"))])?;
+        let for_objects = TierConfig::parse([("region", text("eu-west-1")), ("retries", config::OptionValue::Int(9))])?;
+        let refusal = |url: &str, config| Place::parse(url)?.check(config);
+        let refused = refusal("s3://bucket/p", &for_files).unwrap_err();
+        for part in
+            ["2 options", "durability is an option for directories of files, not for s3://bucket/p", "direct_io"]
+        {
+            assert!(refused.message().contains(part), "{part} in {refused}");
+        }
+        for url in ["/mnt/kv", "memory://"] {
+            let refused = refusal(url, &for_objects).unwrap_err();
+            assert!(refused.message().contains("region is an option for object stores, not for "), "{refused}");
+        }
+        refusal("/mnt/kv", &for_files)?;
+        refusal("az://c", &for_objects)
+    }
+
+    #[test]
     fn other_urls_are_refused_with_what_is_accepted() {
         for (url, why) in [
             ("ftp://x/y", "the scheme is not known"),
-            ("s3://bucket/prefix", "object stores are not in this version"),
             ("file://mnt/kv", "three slashes"),
             ("file:///a%zz", "percent-encoding"),
             ("file:///a%", "percent-encoding"),

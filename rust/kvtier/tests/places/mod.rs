@@ -3,6 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "a step of a test that fails is a failed test")]
 #![allow(dead_code, unreachable_pub, reason = "shared by several tests, each of which uses a part")]
 
+pub mod bucket;
+pub mod s3;
+pub mod weed;
+
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};

@@ -244,8 +244,10 @@ impl BlockStore for FilesStore {
             place: files.root.path().join(&files.blocks_dir).display().to_string(),
             payload_bytes: files.config.format.payload_bytes(),
             concurrency: files.io.depth(),
+            threads: files.io.depth(),
             read_only: files.config.read_only,
             exclusive: files.exclusive,
+            listed: false,
         }
     }
 

@@ -1,0 +1,125 @@
+//! A small S3 server in this process, which misbehaves on demand.
+
+mod bucket;
+mod fault;
+mod http;
+
+use std::io::BufReader;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+pub use bucket::Bucket;
+pub use fault::{Fault, What};
+pub use http::{Answer, Head};
+
+/// The one bucket that exists.
+pub const BUCKET: &str = "bucket";
+
+/// The server. It takes no more connections when dropped; those there are end with their clients.
+pub struct Server {
+    pub shared: Arc<Shared>,
+    address: SocketAddr,
+}
+
+/// What the connections' threads share.
+pub struct Shared {
+    pub bucket: Mutex<Bucket>,
+    pub faults: Mutex<Vec<Fault>>,
+    /// Every request, as `METHOD path`.
+    pub log: Mutex<Vec<String>>,
+    /// Headers of the latest request.
+    pub latest: Mutex<Option<Head>>,
+    pub connections: AtomicUsize,
+    stopped: AtomicBool,
+}
+
+impl Server {
+    pub fn start() -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let shared = Arc::new(Shared {
+            bucket: Mutex::default(),
+            faults: Mutex::default(),
+            log: Mutex::default(),
+            latest: Mutex::default(),
+            connections: AtomicUsize::new(0),
+            stopped: AtomicBool::new(false),
+        });
+        let accepting = Arc::clone(&shared);
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                if accepting.stopped.load(Ordering::SeqCst) {
+                    return;
+                }
+                let serving = Arc::clone(&accepting);
+                std::thread::spawn(move || {
+                    serving.connections.fetch_add(1, Ordering::SeqCst);
+                    let _ = serve(&serving, stream);
+                    serving.connections.fetch_sub(1, Ordering::SeqCst);
+                });
+            }
+        });
+        Self { shared, address }
+    }
+
+    /// `http://127.0.0.1:port`
+    pub fn endpoint(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    pub fn port(&self) -> u16 {
+        self.address.port()
+    }
+
+    /// Adds a fault behind those that are there; the first that fits a request happens to it.
+    pub fn inject(&self, fault: Fault) {
+        self.shared.faults.lock().unwrap().push(fault);
+    }
+
+    pub fn clear_faults(&self) {
+        self.shared.faults.lock().unwrap().clear();
+    }
+
+    pub fn bucket(&self) -> std::sync::MutexGuard<'_, Bucket> {
+        self.shared.bucket.lock().unwrap()
+    }
+
+    /// How many requests of this method there were so far, to names that contain `name`.
+    pub fn requests(&self, method: &str, name: &str) -> usize {
+        let log = self.shared.log.lock().unwrap();
+        log.iter().filter(|line| line.starts_with(&format!("{method} ")) && line.contains(name)).count()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shared.stopped.store(true, Ordering::SeqCst);
+        // Wakes the thread that accepts.
+        let _ = TcpStream::connect(self.address);
+    }
+}
+
+fn serve(shared: &Shared, stream: TcpStream) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    let mut writer = stream.try_clone()?;
+    let mut reader = BufReader::new(stream);
+    while let Some(head) = Head::read(&mut reader)? {
+        shared.log.lock().unwrap().push(format!("{} {}", head.method, head.path));
+        let fault = fault::next(&mut shared.faults.lock().unwrap(), &head);
+        let answered = match fault {
+            None => {
+                let body = http::read_body(&mut reader, head.body_bytes())?;
+                let answer = shared.bucket.lock().unwrap().answer(&head, body);
+                answer.send(&mut writer)?;
+                true
+            }
+            Some(what) => fault::happen(what, shared, &head, &mut reader, &mut writer)?,
+        };
+        *shared.latest.lock().unwrap() = Some(head);
+        if !answered {
+            break;
+        }
+    }
+    Ok(())
+}
