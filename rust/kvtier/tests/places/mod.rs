@@ -1,7 +1,7 @@
 //! Where the suites run, and what they do there by hand.
 
 #![allow(clippy::unwrap_used, reason = "a step of a test that fails is a failed test")]
-#![allow(dead_code, unreachable_pub, reason = "shared by several tests, each of which uses a part")]
+#![allow(dead_code, unreachable_pub, unused_imports, reason = "shared by several tests, each of which uses a part")]
 
 pub mod bucket;
 pub mod s3;

@@ -25,9 +25,11 @@ use tokio::time::{Sleep, timeout};
 
 use super::failure::{ServerError, Transport, TransportKind};
 use crate::config::ObjectConfig;
+use crate::sync::Mutex;
 
-/// Bytes that are handed to the connection at a time, so that a slow server can be told from a silent one.
-const SLICE: usize = 256 << 10;
+/// Bytes of a request's body that are copied for the connection at a time: few enough to stay in the core's cache, so
+/// that the copy costs little, and to tell a slow server from a silent one.
+const SLICE: usize = 128 << 10;
 
 /// No more of a failed request's answer is read.
 const MOST_ERROR_BYTES: usize = 64 << 10;
@@ -122,12 +124,11 @@ impl HttpService for Service {
         if *request.method() == Method::DELETE {
             let _ = ONLY_IF_MATCH.try_with(|etag| request.headers_mut().insert(IF_MATCH, etag.clone()));
         }
-        let progress = Arc::new(Progress::default());
-        if body.content_length() > 0 {
-            let body = Sliced { body, slice: Bytes::new(), progress: Arc::clone(&progress) };
-            *request.body_mut() = Some(reqwest::Body::wrap(body));
+        let lent = LentBody::new(body);
+        if !lent.is_empty() {
+            *request.body_mut() = Some(reqwest::Body::wrap(lent.for_connection()));
         }
-        let answer = self.with_patience(&progress, self.client.execute(request)).await?;
+        let answer = self.with_patience(&lent, self.client.execute(request)).await?;
         let status = answer.status();
         let (parts, body) = http::Response::from(answer).into_parts();
         let body = Patient::new(body, self.read_timeout);
@@ -143,64 +144,104 @@ impl Service {
     /// Waits for the head of an answer, as long as the request itself makes progress.
     async fn with_patience(
         &self,
-        progress: &Progress,
+        body: &LentBody,
         answer: impl Future<Output = reqwest::Result<reqwest::Response>>,
     ) -> Result<reqwest::Response, HttpError> {
         let mut answer = std::pin::pin!(answer);
-        let mut seen = progress.count();
+        let mut seen = body.slices();
         loop {
             match timeout(self.read_timeout, answer.as_mut()).await {
                 Ok(answered) => return answered.map_err(|e| http_error(transport(e))),
-                Err(_) if progress.count() != seen => seen = progress.count(),
+                Err(_) if body.slices() != seen => seen = body.slices(),
                 Err(_) => return Err(silent(self.read_timeout)),
             }
         }
     }
 }
 
-/// Slices of a request's body that the connection has taken.
-#[derive(Debug, Default)]
-struct Progress(AtomicU64);
+/// A request's body, lent to the connection for as long as this value lives.
+///
+/// The connection may go on after the request was given up, or answered before its body was sent, and nothing can be
+/// done about that from here. So it never gets the body itself, which may be a row: it gets copies, slice by slice, and
+/// when this value is dropped it gets no more, and nobody reads the body any longer.
+struct LentBody(Arc<Lending>);
 
-impl Progress {
-    fn count(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+struct Lending {
+    /// `None` when the body was taken back.
+    body: Mutex<Option<Slices>>,
+    total: usize,
+    slices: AtomicU64,
+}
+
+/// What is left of a body.
+struct Slices {
+    body: HttpRequestBody,
+    piece: Bytes,
+    left: usize,
+}
+
+impl LentBody {
+    fn new(body: HttpRequestBody) -> Self {
+        let total = body.content_length();
+        let slices = Slices { body, piece: Bytes::new(), left: total };
+        Self(Arc::new(Lending { body: Mutex::new(Some(slices)), total, slices: AtomicU64::new(0) }))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.total == 0
+    }
+
+    fn for_connection(&self) -> Borrowed {
+        Borrowed(Arc::clone(&self.0))
+    }
+
+    /// How many slices the connection has taken.
+    fn slices(&self) -> u64 {
+        self.0.slices.load(Ordering::Relaxed)
     }
 }
 
-/// A request's body, slice by slice.
-struct Sliced {
-    body: HttpRequestBody,
-    slice: Bytes,
-    progress: Arc<Progress>,
+impl Drop for LentBody {
+    fn drop(&mut self) {
+        *self.0.body.lock() = None;
+    }
 }
 
-impl http_body::Body for Sliced {
+/// The connection's side of a [`LentBody`].
+struct Borrowed(Arc<Lending>);
+
+impl http_body::Body for Borrowed {
     type Data = Bytes;
     type Error = HttpError;
 
     fn poll_frame(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<http_body::Frame<Bytes>, HttpError>>> {
-        while self.slice.is_empty() {
-            match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
-                Some(frame) => self.slice = frame?.into_data().unwrap_or_default(),
+        let mut lent = self.0.body.lock();
+        let Some(slices) = &mut *lent else {
+            return Poll::Ready(Some(Err(broken("the request was given up"))));
+        };
+        while slices.piece.is_empty() {
+            match ready!(Pin::new(&mut slices.body).poll_frame(cx)) {
+                Some(frame) => slices.piece = frame?.into_data().unwrap_or_default(),
                 None => return Poll::Ready(None),
             }
         }
-        self.progress.0.fetch_add(1, Ordering::Relaxed);
-        let most = self.slice.len().min(SLICE);
-        Poll::Ready(Some(Ok(http_body::Frame::data(self.slice.split_to(most)))))
+        let len = slices.piece.len().min(SLICE);
+        let slice = Bytes::copy_from_slice(&slices.piece.split_to(len));
+        slices.left -= len;
+        self.0.slices.fetch_add(1, Ordering::Relaxed);
+        Poll::Ready(Some(Ok(http_body::Frame::data(slice))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.slice.is_empty() && self.body.is_end_stream()
+        self.0.body.lock().as_ref().is_some_and(|slices| slices.left == 0)
     }
 
     fn size_hint(&self) -> http_body::SizeHint {
-        let rest = self.body.size_hint().exact().unwrap_or_default();
-        http_body::SizeHint::with_exact(rest + self.slice.len() as u64)
+        let left = self.0.body.lock().as_ref().map_or(0, |slices| slices.left);
+        http_body::SizeHint::with_exact(left as u64)
     }
 }
 

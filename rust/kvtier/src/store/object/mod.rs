@@ -41,7 +41,7 @@ use self::hedge::Hedge;
 use self::pace::Pace;
 use self::provider::Client;
 use super::{BlockStore, Done, Loaded, Location, Probed, StoreInfo, Stored};
-use crate::buffer::{LeaseWatch, RowLease, ScratchPool};
+use crate::buffer::{LeaseWatch, RowLease};
 use crate::config::ObjectConfig;
 use crate::error::{Error, ErrorKind, Result};
 use crate::frame::{BlockFormat, Verify};
@@ -81,8 +81,6 @@ struct Objects {
     base: String,
     config_path: Path,
     config: BucketConfig,
-    /// Private copies of raw blocks on their way out; `None` where blocks are framed.
-    copies: Option<Arc<ScratchPool>>,
     runtime: Arc<Runtime>,
     /// One permit for each request under way.
     requests: Semaphore,
@@ -113,8 +111,6 @@ impl BucketStore {
         let connected = provider::connect(place, &config.object)?;
         let base = place.object_name(&format!("{}/", namespace.blocks_dir()));
         object_path(&base)?;
-        let format = &config.format;
-        let copies = config.object.concurrency.min(KEPT_COPIES / format.block_bytes().max(1));
         let objects = Arc::new(Objects {
             client: connected.client,
             place: place.clone(),
@@ -122,7 +118,6 @@ impl BucketStore {
             addressing: connected.addressing,
             base,
             config_path: object_path(&place.object_name(&namespace.config_path()))?,
-            copies: (!format.is_framed()).then(|| ScratchPool::new(format.block_bytes(), copies)),
             runtime: Runtime::shared()?,
             requests: Semaphore::new(config.object.concurrency),
             uploads: Pace::new(config.object.upload_rate),
@@ -275,9 +270,6 @@ impl BlockStore for BucketStore {
         objects.running.wait_for_none(timeout.max(SHORTEST_CLOSE))
     }
 }
-
-/// Bytes of private copies that wait for reuse, at most.
-const KEPT_COPIES: usize = 32 << 20;
 
 /// An object's name as it is, where `Path::from` would percent-encode it.
 fn object_path(name: &str) -> Result<Path> {

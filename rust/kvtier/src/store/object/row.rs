@@ -22,14 +22,14 @@ pub(super) struct Outgoing {
     pieces: Vec<Bytes>,
 }
 
-/// Ends when nobody holds the row any more: no request, and no connection that was still sending one.
+/// Ends when no request holds the row any more.
 #[derive(Debug)]
-pub(super) struct Returned(Option<oneshot::Receiver<Infallible>>);
+pub(super) struct Returned(oneshot::Receiver<Infallible>);
 
 /// The row's lease, entered for as long as any piece lives.
 ///
-/// The result of the operation waits for that, so what a connection sends is never what the engine has put into the row
-/// meanwhile, even when its request was given up long ago.
+/// The operation's result waits for that. It doesn't wait for connections: they send copies, and get no more of them
+/// when their request is over (`http.rs`). So nothing is ever sent that the engine has put into the row meanwhile.
 struct Lent {
     row: RowAccess,
     /// Dropped after `row`.
@@ -50,27 +50,12 @@ impl AsRef<[u8]> for LentSegment {
 impl Objects {
     /// The block that is in `row`, ready to be sent.
     ///
-    /// A framed block is sent from the row itself. A raw one is copied: nothing in it could prove, should it ever go out
-    /// wrong.
-    ///
     /// # Errors
     /// `Timeout` when the lease has ended, `InvalidInput` when the row has another length than a block.
     pub(super) fn outgoing(&self, key: BlockKey, row: RowLease) -> Result<(Outgoing, Returned)> {
         let format = &self.config.format;
         check_length(&row, format)?;
         let row = row.enter()?;
-        if let Some(copies) = &self.copies {
-            let mut copy = copies.take()?;
-            let mut rest = &mut copy[..format.payload_bytes()];
-            for segment in row.segments() {
-                let (part, after) = rest.split_at_mut(segment.len());
-                part.copy_from_slice(segment);
-                rest = after;
-            }
-            row.leave()?;
-            let block = Bytes::from_owner(copy).slice(..format.payload_bytes());
-            return Ok((Outgoing { pieces: vec![block] }, Returned(None)));
-        }
         let mut tail = vec![0; format.tail_bytes()];
         format.seal(key, row.segments(), SystemTime::now(), &mut tail);
         let segments = row.segments().count();
@@ -79,7 +64,7 @@ impl Objects {
         let mut pieces: Vec<_> =
             (0..segments).map(|segment| Bytes::from_owner(LentSegment { lent: Arc::clone(&lent), segment })).collect();
         pieces.push(tail.into());
-        Ok((Outgoing { pieces }, Returned(Some(wait))))
+        Ok((Outgoing { pieces }, Returned(wait)))
     }
 }
 
@@ -108,10 +93,8 @@ impl Outgoing {
 
 impl Returned {
     pub(super) async fn wait(self) {
-        if let Some(returned) = self.0 {
-            // Nothing is ever sent: the sender's end is the message.
-            let _ = returned.await;
-        }
+        // Nothing is ever sent: the sender's end is the message.
+        let _ = self.0.await;
     }
 }
 

@@ -56,11 +56,21 @@ impl Objects {
     async fn put_whole(&self, path: &Path, block: &Outgoing) -> Result<bool> {
         self.uploads.turn(self.block_bytes()).await;
         let may_overwrite = &AtomicBool::new(false);
-        let put = self.attempts(path, move |tries| async move {
-            let conditional = self.conditional_put.load(Ordering::Relaxed) && !may_overwrite.load(Ordering::Relaxed);
+        // Whether a try may have stored the block without our hearing of it.
+        let answer_lost = &AtomicBool::new(false);
+        let put = self.attempts(path, move |_| async move {
+            let overwrite = may_overwrite.load(Ordering::Relaxed);
+            let conditional = !overwrite && self.conditional_put.load(Ordering::Relaxed);
+            if !overwrite && !conditional {
+                // The next best to a server that doesn't overwrite: looking first.
+                match self.standing(path).await? {
+                    Standing::Block => return Ok(answer_lost.load(Ordering::Relaxed)),
+                    Standing::Nothing | Standing::Other => {}
+                }
+            }
             let mode = if conditional { PutMode::Create } else { PutMode::Overwrite };
-            let options = PutOptions { mode, ..PutOptions::default() };
-            let failure = match self.client.put_opts(path, block.whole(), options).await {
+            let put = self.client.put_opts(path, block.whole(), PutOptions { mode, ..PutOptions::default() }).await;
+            let failure = match put {
                 Ok(_) => return Ok(true),
                 Err(error) => Failure::of("PUT", &error),
             };
@@ -70,17 +80,15 @@ impl Objects {
                 return Err(Failure::passing(failure.error));
             }
             if !(conditional && failure.is(ServerError::is_precondition)) {
+                answer_lost.fetch_or(failure.answer.as_ref().is_none_or(|a| a.status >= 500), Ordering::Relaxed);
                 return Err(failure);
             }
             match self.standing(path).await? {
-                // It may be this very block, stored by a try whose answer was lost.
-                Standing::Block => Ok(tries > 0),
-                Standing::Nothing => Err(Failure::passing(failure.error)),
-                Standing::Other => {
-                    may_overwrite.store(true, Ordering::Relaxed);
-                    Err(Failure::passing(failure.error))
-                }
+                Standing::Block => return Ok(answer_lost.load(Ordering::Relaxed)),
+                Standing::Other => may_overwrite.store(true, Ordering::Relaxed),
+                Standing::Nothing => {}
             }
+            Err(Failure::passing(failure.error))
         });
         put.await.map_err(|failure| failure.error)
     }

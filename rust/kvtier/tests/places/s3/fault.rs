@@ -172,15 +172,12 @@ fn reset(stream: &TcpStream) -> io::Result<bool> {
 
 /// Until the client or the server gives up.
 fn stall(shared: &Shared, stream: &TcpStream) -> io::Result<bool> {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let moment = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
     while !shared.stopped.load(Ordering::SeqCst) {
-        std::thread::sleep(Duration::from_millis(10));
-        // An error is the client's reset; its orderly end shows as no bytes.
-        let mut byte = [0];
-        stream.set_nonblocking(true)?;
-        match stream.peek(&mut byte) {
-            Ok(0) => break,
-            Err(e) if e.kind() != io::ErrorKind::WouldBlock => break,
-            _ => {}
+        // Not by reading: what the client has sent must stay unread.
+        if poll(&mut [PollFd::new(stream, PollFlags::RDHUP)], Some(&moment))? > 0 {
+            break;
         }
     }
     Ok(false)
