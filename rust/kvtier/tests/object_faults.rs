@@ -433,12 +433,8 @@ fn a_shutdown_ends_what_is_under_way() {
     assert_eq!(failed, [(2, 2), (3, 1)]);
     drop(engine);
     let give_up = Instant::now() + Duration::from_secs(5);
-    while place.server().shared.connections.load(std::sync::atomic::Ordering::SeqCst) > 0 {
-        assert!(
-            Instant::now() < give_up,
-            "a closed store keeps no connection, but {:?}",
-            place.server().shared.connections
-        );
+    while place.server().clients() > 0 {
+        assert!(Instant::now() < give_up, "a closed store keeps no connection");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

@@ -6,7 +6,7 @@ mod http;
 
 use std::io::BufReader;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 pub use bucket::Bucket;
@@ -30,7 +30,6 @@ pub struct Shared {
     pub log: Mutex<Vec<String>>,
     /// Headers of the latest request.
     pub latest: Mutex<Option<Head>>,
-    pub connections: AtomicUsize,
     stopped: AtomicBool,
 }
 
@@ -43,7 +42,6 @@ impl Server {
             faults: Mutex::default(),
             log: Mutex::default(),
             latest: Mutex::default(),
-            connections: AtomicUsize::new(0),
             stopped: AtomicBool::new(false),
         });
         let accepting = Arc::clone(&shared);
@@ -54,9 +52,7 @@ impl Server {
                 }
                 let serving = Arc::clone(&accepting);
                 std::thread::spawn(move || {
-                    serving.connections.fetch_add(1, Ordering::SeqCst);
                     let _ = serve(&serving, stream);
-                    serving.connections.fetch_sub(1, Ordering::SeqCst);
                 });
             }
         });
@@ -79,6 +75,15 @@ impl Server {
 
     pub fn clear_faults(&self) {
         self.shared.faults.lock().unwrap().clear();
+    }
+
+    /// How many connections clients on this machine have to the server, as the system sees them.
+    pub fn clients(&self) -> usize {
+        const ESTABLISHED: &str = "01";
+        let port = format!(":{:04X}", self.port());
+        let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+        let columns = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        columns.filter(|columns| columns[2].ends_with(&port) && columns[3] == ESTABLISHED).count()
     }
 
     pub fn bucket(&self) -> std::sync::MutexGuard<'_, Bucket> {
