@@ -86,13 +86,20 @@ impl BlockFormat {
         created: SystemTime,
         tail: &mut [u8],
     ) {
+        if let Some(algorithm) = self.algorithm() {
+            self.seal_sum(key, algorithm.of(payload), created, tail);
+        }
+    }
+
+    /// As [`BlockFormat::seal`], for whoever has computed the payload's checksum by [`BlockFormat::algorithm`] on the way.
+    pub fn seal_sum(&self, key: BlockKey, payload_checksum: u64, created: SystemTime, tail: &mut [u8]) {
         let (Some(framing), Some((padding, page))) = (&self.framing, tail.split_last_chunk_mut()) else { return };
         padding.fill(0);
         let since_1970 = created.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Trailer {
             algorithm: framing.algorithm,
             payload_bytes: self.payload_bytes as u64,
-            payload_checksum: framing.algorithm.of(payload),
+            payload_checksum,
             key,
             identity: framing.identity,
             created_unix_ns: since_1970.as_nanos() as u64,

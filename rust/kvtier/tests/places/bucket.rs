@@ -82,7 +82,13 @@ impl BucketPlace {
         wait(client.put(&name, PutPayload::from(bytes.to_vec()))).unwrap();
     }
 
-    fn client(&self) -> AmazonS3 {
+    /// The same as a path of the library.
+    pub fn path(&self, open: &Open, key: &BlockKey) -> Path {
+        Path::parse(self.name(open, key)).unwrap()
+    }
+
+    /// Another client of the same bucket.
+    pub fn client(&self) -> AmazonS3 {
         AmazonS3Builder::new()
             .with_endpoint(self.config.endpoint.clone().unwrap())
             .with_allow_http(true)
@@ -90,6 +96,7 @@ impl BucketPlace {
             .with_access_key_id("kvtier")
             .with_secret_access_key("kvtier-secret")
             .with_disable_bulk_delete(true)
+            .with_unsigned_payload(true)
             .build()
             .unwrap()
     }
@@ -101,7 +108,7 @@ impl Place for BucketPlace {
     }
 
     fn read(&self, open: &Open, key: &BlockKey) -> Option<Vec<u8>> {
-        let (client, name) = (self.client(), Path::parse(self.name(open, key)).unwrap());
+        let (client, name) = (self.client(), self.path(open, key));
         wait(async { Some(client.get(&name).await.ok()?.bytes().await.unwrap().to_vec()) })
     }
 

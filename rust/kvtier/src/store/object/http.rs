@@ -108,6 +108,13 @@ impl fmt::Debug for Connector {
     }
 }
 
+/// A request's extension: sees every slice of the body's copy on its way out, in order, and may change it. Each sending
+/// begins with a fresh one.
+#[derive(Clone)]
+pub(super) struct Filter(pub(super) Arc<dyn Fn() -> SliceFilter + Send + Sync>);
+
+pub(super) type SliceFilter = Box<dyn FnMut(&mut [u8]) + Send>;
+
 #[derive(Debug)]
 struct Service {
     client: reqwest::Client,
@@ -124,7 +131,8 @@ impl HttpService for Service {
         if *request.method() == Method::DELETE {
             let _ = ONLY_IF_MATCH.try_with(|etag| request.headers_mut().insert(IF_MATCH, etag.clone()));
         }
-        let lent = LentBody::new(body);
+        let filter = parts.extensions.get::<Filter>().map(|filter| (filter.0)());
+        let lent = LentBody::new(body, filter);
         if !lent.is_empty() {
             *request.body_mut() = Some(reqwest::Body::wrap(lent.for_connection()));
         }
@@ -178,12 +186,13 @@ struct Slices {
     body: HttpRequestBody,
     piece: Bytes,
     left: usize,
+    filter: Option<SliceFilter>,
 }
 
 impl LentBody {
-    fn new(body: HttpRequestBody) -> Self {
+    fn new(body: HttpRequestBody, filter: Option<SliceFilter>) -> Self {
         let total = body.content_length();
-        let slices = Slices { body, piece: Bytes::new(), left: total };
+        let slices = Slices { body, piece: Bytes::new(), left: total, filter };
         Self(Arc::new(Lending { body: Mutex::new(Some(slices)), total, slices: AtomicU64::new(0) }))
     }
 
@@ -229,10 +238,13 @@ impl http_body::Body for Borrowed {
             }
         }
         let len = slices.piece.len().min(SLICE);
-        let slice = Bytes::copy_from_slice(&slices.piece.split_to(len));
+        let mut slice = slices.piece.split_to(len).to_vec();
+        if let Some(filter) = &mut slices.filter {
+            filter(&mut slice);
+        }
         slices.left -= len;
         self.0.slices.fetch_add(1, Ordering::Relaxed);
-        Poll::Ready(Some(Ok(http_body::Frame::data(slice))))
+        Poll::Ready(Some(Ok(http_body::Frame::data(slice.into()))))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -69,8 +69,9 @@ impl Objects {
                 }
             }
             let mode = if conditional { PutMode::Create } else { PutMode::Overwrite };
-            let put = self.client.put_opts(path, block.whole(), PutOptions { mode, ..PutOptions::default() }).await;
-            let failure = match put {
+            let (payload, extensions) = block.whole();
+            let options = PutOptions { mode, extensions, ..PutOptions::default() };
+            let failure = match self.client.put_opts(path, payload, options).await {
                 Ok(_) => return Ok(true),
                 Err(error) => Failure::of("PUT", &error),
             };
