@@ -22,10 +22,14 @@ pub struct Server {
     address: SocketAddr,
 }
 
+type Fate = Box<dyn FnMut(&Head) -> Option<What> + Send>;
+
 /// What the connections' threads share.
 pub struct Shared {
     pub bucket: Mutex<Bucket>,
     pub faults: Mutex<Vec<Fault>>,
+    /// Asked about every request that no fault is for.
+    fate: Mutex<Fate>,
     /// Every request, as `METHOD path`.
     pub log: Mutex<Vec<String>>,
     /// Headers of the latest request.
@@ -40,6 +44,7 @@ impl Server {
         let shared = Arc::new(Shared {
             bucket: Mutex::default(),
             faults: Mutex::default(),
+            fate: Mutex::new(Box::new(|_| None)),
             log: Mutex::default(),
             latest: Mutex::default(),
             stopped: AtomicBool::new(false),
@@ -71,6 +76,11 @@ impl Server {
     /// Adds a fault behind those that are there; the first that fits a request happens to it.
     pub fn inject(&self, fault: Fault) {
         self.shared.faults.lock().unwrap().push(fault);
+    }
+
+    /// Lets `fate` say what goes wrong with a request.
+    pub fn on_request(&self, fate: impl FnMut(&Head) -> Option<What> + Send + 'static) {
+        *self.shared.fate.lock().unwrap() = Box::new(fate);
     }
 
     pub fn clear_faults(&self) {
@@ -112,6 +122,7 @@ fn serve(shared: &Shared, stream: TcpStream) -> std::io::Result<()> {
     while let Some(head) = Head::read(&mut reader)? {
         shared.log.lock().unwrap().push(format!("{} {}", head.method, head.path));
         let fault = fault::next(&mut shared.faults.lock().unwrap(), &head);
+        let fault = fault.or_else(|| shared.fate.lock().unwrap()(&head));
         let answered = match fault {
             None => {
                 let body = http::read_body(&mut reader, head.body_bytes())?;
