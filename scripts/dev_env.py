@@ -132,7 +132,7 @@ def link(kind: str, directory: Path) -> None:
     print(f"linking .venv to the {kind} environment", flush=True)
     shutil.rmtree(VENV, ignore_errors=True)
     make_venv(VENV, "--without-pip")
-    for program in ("maturin", "ruff"):  # machine code; what is written in Python runs as `python -m`
+    for program in ("maturin", "ruff", "weed"):  # machine code; what is written in Python runs as `python -m`
         if (directory / "bin" / program).exists():
             (VENV / "bin" / program).symlink_to(directory / "bin" / program)
     # Last, since this file is what says that all of it was done.

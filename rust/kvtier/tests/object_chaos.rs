@@ -14,7 +14,7 @@ use kvtier::engine::{Engine, EngineConfig, JobKind};
 use kvtier::error::ErrorKind;
 use kvtier::index::{Lookup, RequestId};
 use places::bucket::BucketPlace;
-use places::s3::{Answer, What};
+use places::stub::{Answer, What};
 use places::{Open, Place, key, payload_of};
 
 const JOBS: usize = 10_000;

@@ -15,7 +15,7 @@ use kvtier::error::{Error, ErrorKind, Result};
 use kvtier::index::{Lookup, RequestId};
 use kvtier::store::{BlockStore, Probed};
 use places::bucket::BucketPlace;
-use places::s3::{Answer, Fault, What};
+use places::stub::{Answer, Fault, What};
 use places::{Harness, Open, Place, key, payload_of};
 
 const PAYLOAD: usize = 1 << 20;

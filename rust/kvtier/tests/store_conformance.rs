@@ -76,6 +76,8 @@ macro_rules! conformance {
         mod bucket { $(#[test] fn $test() { super::$test(&super::BucketPlace::stub()); })+ }
         mod bucket_in_parts { $(#[test] fn $test() { super::$test(&super::in_parts()); })+ }
         mod bucket_without_conditions { $(#[test] fn $test() { super::$test(&super::without_conditions()); })+ }
+        mod bucket_of_google { $(#[test] fn $test() { super::$test(&super::BucketPlace::gcs_stub()); })+ }
+        mod bucket_of_azure { $(#[test] fn $test() { super::$test(&super::BucketPlace::azure_stub()); })+ }
         mod files_in_memory { $(#[test] fn $test() { super::$test(&super::FilesPlace::on_tmpfs()); })+ }
     };
 }

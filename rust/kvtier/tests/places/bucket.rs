@@ -15,7 +15,7 @@ use object_store::aws::{AmazonS3, AmazonS3Builder};
 use object_store::path::Path;
 use object_store::{ObjectStoreExt, PutPayload};
 
-use super::s3::{BUCKET, Server};
+use super::stub::{BUCKET, Server};
 use super::weed::Weed;
 use super::{Open, Place, key};
 
@@ -32,6 +32,7 @@ pub fn config_for(endpoint: &str) -> ObjectConfig {
 }
 
 pub struct BucketPlace {
+    provider: Provider,
     /// Where the bucket is in this process.
     server: Option<Server>,
     pub config: ObjectConfig,
@@ -41,13 +42,32 @@ pub struct BucketPlace {
 impl BucketPlace {
     pub fn stub() -> Self {
         let server = Server::start();
-        Self { config: config_for(&server.endpoint()), server: Some(server), prefix: "a prefix/x".into() }
+        let config = config_for(&server.endpoint());
+        Self { provider: Provider::S3, config, server: Some(server), prefix: "a prefix/x".into() }
+    }
+
+    /// The same, spoken to as Google's.
+    pub fn gcs_stub() -> Self {
+        let place = Self { provider: Provider::Gcs, ..Self::stub() };
+        place.with(|config| {
+            (config.access_key, config.secret_key, config.region) = (None, None, None);
+            config.session_token = Some(Secret::new("token"));
+        })
+    }
+
+    /// The same, spoken to as Azure's.
+    pub fn azure_stub() -> Self {
+        let place = Self { provider: Provider::Azure, ..Self::stub() };
+        place.with(|config| {
+            config.region = None;
+            config.secret_key = Some(Secret::new("a2V5"));
+        })
     }
 
     pub fn at(server: &Weed) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let prefix = format!("conformance/{}", NUMBER.fetch_add(1, Ordering::Relaxed));
-        Self { config: config_for(&server.endpoint()), server: None, prefix }
+        Self { provider: Provider::S3, config: config_for(&server.endpoint()), server: None, prefix }
     }
 
     pub fn with(mut self, change: impl FnOnce(&mut ObjectConfig)) -> Self {
@@ -68,7 +88,7 @@ impl BucketPlace {
             probe_timeout: Duration::from_secs(5),
             object: self.config.clone(),
         };
-        let place = ObjectPlace { provider: Provider::S3, bucket: BUCKET.into(), prefix: self.prefix.clone() };
+        let place = ObjectPlace { provider: self.provider, bucket: BUCKET.into(), prefix: self.prefix.clone() };
         BucketStore::open(&place, &namespace, config)
     }
 

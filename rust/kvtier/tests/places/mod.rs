@@ -4,7 +4,7 @@
 #![allow(dead_code, unreachable_pub, unused_imports, reason = "shared by several tests, each of which uses a part")]
 
 pub mod bucket;
-pub mod s3;
+pub mod stub;
 pub mod weed;
 
 use std::fs;

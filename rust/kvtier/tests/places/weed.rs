@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::s3::BUCKET;
+use super::stub::BUCKET;
 
 /// A server with an empty bucket; it ends when dropped, or with this process, however that ends.
 pub struct Weed {

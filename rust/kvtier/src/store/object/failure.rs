@@ -206,6 +206,12 @@ impl Failure {
         if let Some(transport) = find::<Transport>(error) {
             return Self::passing(Error::new(transport.error_kind(), format!("{what}: {transport}")));
         }
+        if let object_store::Error::NotFound { .. } = error {
+            // Of one request in a batch.
+            let answer = ServerError { status: 404, ..ServerError::default() };
+            let error = Error::new(ErrorKind::Missing, format!("{what}: there is no such object"));
+            return Self { error, retry: Retry::Never, answer: Some(answer) };
+        }
         // Something that was not expected of the answer, or no credentials were to be had.
         let text = shortened(&error.to_string());
         Self::passing(Error::new(ErrorKind::Io, format!("{what}: {text}")))

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, AwsCredential, Checksum};
 use object_store::azure::MicrosoftAzureBuilder;
+use object_store::client::ClientConfigKey;
 use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder};
 use object_store::list::PaginatedListStore;
 use object_store::multipart::MultipartStore;
@@ -37,12 +38,15 @@ pub(super) fn connect(place: &ObjectPlace, config: &ObjectConfig) -> Result<Conn
     let connector = Connector::new(config).map_err(|problem| problems.push(problem));
     config::refuse(&problems)?;
     let Ok(connector) = connector else { return Err(Error::new(ErrorKind::Internal, "a problem was lost")) };
-    let connected = match place.provider {
+    match place.provider {
         Provider::S3 => s3(place, config, connector),
-        Provider::Gcs => gcs(place, config, connector),
-        Provider::Azure => azure(place, config, connector),
-    };
-    connected.map_err(|e| Error::new(ErrorKind::Config, format!("{place} can't be opened: {e}")))
+        Provider::Gcs => gcs(place, config, connector).map_err(|e| refused(place, &e)),
+        Provider::Azure => azure(place, config, connector).map_err(|e| refused(place, &e)),
+    }
+}
+
+fn refused(place: &ObjectPlace, error: &object_store::Error) -> Error {
+    Error::new(ErrorKind::Config, format!("{place} can't be opened: {error}"))
 }
 
 fn check(provider: Provider, config: &ObjectConfig, problems: &mut Vec<String>) {
@@ -72,15 +76,43 @@ fn check(provider: Provider, config: &ObjectConfig, problems: &mut Vec<String>) 
     }
 }
 
-fn s3(place: &ObjectPlace, config: &ObjectConfig, connector: Connector) -> object_store::Result<Connected> {
-    let mut builder = AmazonS3Builder::from_env()
+fn s3(place: &ObjectPlace, config: &ObjectConfig, connector: Connector) -> Result<Connected> {
+    let environment = AmazonS3Builder::from_env();
+    let known = |key| environment.get_config_value(&key);
+    let allow_http =
+        config.allow_http || known(AmazonS3ConfigKey::Client(ClientConfigKey::AllowHttp)).as_deref() == Some("true");
+    let given = config.endpoint.clone().or_else(|| known(AmazonS3ConfigKey::Endpoint));
+    if let Some(endpoint) = given.as_ref().filter(|endpoint| endpoint.starts_with("http://") && !allow_http) {
+        let message =
+            format!("the environment's endpoint {endpoint} has no TLS: give allow_http=True if that is meant");
+        return Err(Error::new(ErrorKind::Config, message));
+    }
+    let keyless = config.access_key.is_none() && !config.anonymous;
+    let sources = [
+        AmazonS3ConfigKey::AccessKeyId,
+        AmazonS3ConfigKey::WebIdentityTokenFile,
+        AmazonS3ConfigKey::ContainerCredentialsRelativeUri,
+        AmazonS3ConfigKey::ContainerCredentialsFullUri,
+    ];
+    if let Some(profile) = std::env::var_os("AWS_PROFILE")
+        && keyless
+        && sources.into_iter().all(|source| known(source).is_none())
+    {
+        let message = format!(
+            "AWS_PROFILE={} is set, and kvtier reads no profiles: put the credentials into the environment \
+             (aws configure export-credentials --format env), or give access_key and secret_key",
+            profile.display()
+        );
+        return Err(Error::new(ErrorKind::Config, message));
+    }
+    let mut builder = environment
         .with_bucket_name(&place.bucket)
         .with_unsigned_payload(config.unsigned_payload)
         .with_virtual_hosted_style_request(config.virtual_hosted_style)
         .with_skip_signature(config.anonymous)
         // Deleting one by one works everywhere, and can be made conditional.
         .with_disable_bulk_delete(true)
-        .with_client_options(client_options(config))
+        .with_client_options(ClientOptions::new().with_allow_http(allow_http))
         .with_retry(no_retries())
         .with_http_connector(connector);
     if let Some(region) = &config.region {
@@ -98,7 +130,6 @@ fn s3(place: &ObjectPlace, config: &ObjectConfig, connector: Connector) -> objec
     if config.upload_checksum == UploadChecksum::Crc64Nvme {
         builder = builder.with_checksum_algorithm(Checksum::CRC64NVME);
     }
-    let given = config.endpoint.clone().or_else(|| builder.get_config_value(&AmazonS3ConfigKey::Endpoint));
     if let Some(endpoint) = &given {
         builder = builder.with_endpoint(if config.virtual_hosted_style {
             with_bucket(endpoint, &place.bucket)
@@ -108,7 +139,7 @@ fn s3(place: &ObjectPlace, config: &ObjectConfig, connector: Connector) -> objec
     }
     let region = builder.get_config_value(&AmazonS3ConfigKey::Region).unwrap_or_else(|| "us-east-1".into());
     Ok(Connected {
-        client: Arc::new(builder.build()?),
+        client: Arc::new(builder.build().map_err(|e| refused(place, &e))?),
         endpoint: given.unwrap_or_else(|| format!("https://s3.{region}.amazonaws.com")),
         addressing: Some(if config.virtual_hosted_style { "virtual-hosted" } else { "path" }),
     })

@@ -30,9 +30,9 @@ pub(super) enum Unread {
 
 /// What an answer says about the object that it is of.
 #[derive(Debug)]
-struct Found {
-    size: u64,
-    etag: Option<String>,
+pub(super) struct Found {
+    pub(super) size: u64,
+    pub(super) etag: Option<String>,
 }
 
 impl From<&ObjectMeta> for Found {
@@ -143,27 +143,28 @@ impl Objects {
         self.client.get_opts(path, options).await.map(|found| found.meta).map_err(|e| Failure::of("HEAD", &e))
     }
 
-    /// What to make of an object that is longer or shorter than a block: its last page may say that it is a newer
-    /// format's.
+    /// What to make of an object that is longer or shorter than a block.
     async fn wrong_length(&self, path: &Path, found: &Found) -> Unread {
-        let format = &self.config.format;
-        let last_page = if format.is_framed() && found.size >= TRAILER_BYTES as u64 {
-            let read = self.attempts(path, move |_| async move {
-                let range = Some(GetRange::Bounded(found.size - TRAILER_BYTES as u64..found.size));
-                let if_match = found.etag.clone();
-                let answer = self.get(path, GetOptions { range, if_match, ..GetOptions::default() }).await?;
-                answer.bytes().await.map_err(|e| Failure::of("GET", &e))
-            });
-            match read.await {
-                Ok(page) => page.as_ref().try_into().ok().map(Box::<[u8; TRAILER_BYTES]>::new),
-                Err(failure) => return Unread::Failed(failure.error),
+        match self.attempts(path, |_| self.length_error(path, found)).await {
+            Ok(error) if error.kind().is_proof_of_damage() => {
+                Unread::Damaged(self.about(path, error), found.etag.clone())
             }
-        } else {
-            None
-        };
-        let error = format.wrong_length(found.size, last_page.as_deref());
-        let proof = error.kind().is_proof_of_damage();
-        let error = self.about(path, error);
-        if proof { Unread::Damaged(error, found.etag.clone()) } else { Unread::Failed(error) }
+            Ok(error) => Unread::Failed(self.about(path, error)),
+            Err(failure) => Unread::Failed(failure.error),
+        }
+    }
+
+    /// What is wrong with an object that is longer or shorter than a block: its length, unless its last page says that it
+    /// is a newer format's.
+    pub(super) async fn length_error(&self, path: &Path, found: &Found) -> Result<Error, Failure> {
+        let format = &self.config.format;
+        let page_bytes = TRAILER_BYTES as u64;
+        if !format.is_framed() || found.size < page_bytes {
+            return Ok(format.wrong_length(found.size, None));
+        }
+        let range = Some(GetRange::Bounded(found.size - page_bytes..found.size));
+        let options = GetOptions { range, if_match: found.etag.clone(), ..GetOptions::default() };
+        let page = self.get(path, options).await?.bytes().await.map_err(|e| Failure::of("GET", &e))?;
+        Ok(format.wrong_length(found.size, page.as_ref().try_into().ok()))
     }
 }

@@ -8,17 +8,18 @@ use object_store::path::Path;
 use object_store::{MultipartId, PutMode, PutOptions};
 
 use super::failure::{Failure, ServerError};
+use super::read::Found;
 use super::row::Outgoing;
 use super::{Location, Objects, RunningOperation, Stored};
 use crate::buffer::RowLease;
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::layout::BlockKey;
 use crate::sync::Mutex;
 
 /// A multipart upload that has begun and not ended: the server keeps its parts until it is told.
 type Unfinished = Mutex<Option<MultipartId>>;
 
-/// What stands under a block's name.
+/// What stands under a block's name. A block of a newer format is an error instead.
 enum Standing {
     Nothing,
     Block,
@@ -97,7 +98,10 @@ impl Objects {
     async fn standing(&self, path: &Path) -> Result<Standing, Failure> {
         match self.head(path).await {
             Ok(meta) if meta.size == self.block_bytes() => Ok(Standing::Block),
-            Ok(_) => Ok(Standing::Other),
+            Ok(meta) => match self.length_error(path, &Found::from(&meta)).await? {
+                newer if newer.kind() == ErrorKind::UnsupportedVersion => Err(Failure::last(newer)),
+                _ => Ok(Standing::Other),
+            },
             Err(failure) if failure.is(ServerError::is_missing_object) => Ok(Standing::Nothing),
             Err(failure) => Err(failure),
         }

@@ -1,5 +1,6 @@
-//! A small S3 server in this process, which misbehaves on demand.
+//! A small server of buckets in this process, which speaks the three protocols and misbehaves on demand.
 
+mod azure;
 mod bucket;
 mod fault;
 mod http;

@@ -109,7 +109,12 @@ impl Answer {
     }
 }
 
-fn decoded(text: &str) -> String {
+/// Text as it stands in XML.
+pub fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('"', "&quot;")
+}
+
+pub fn decoded(text: &str) -> String {
     let mut bytes = Vec::new();
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {

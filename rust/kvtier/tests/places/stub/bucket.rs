@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use super::BUCKET;
-use super::http::{Answer, Head};
+use super::http::{self, Answer, Head};
 
 /// Short pages, so that tests see more than one.
-const PAGE: usize = 7;
+pub const PAGE: usize = 7;
 
 pub struct Bucket {
     pub objects: BTreeMap<String, Object>,
     /// Parts of multipart uploads, by upload and number.
-    pub uploads: BTreeMap<String, BTreeMap<u32, Vec<u8>>>,
+    pub uploads: BTreeMap<String, BTreeMap<String, Vec<u8>>>,
     /// Whether a PUT can be made conditional.
     pub conditions: bool,
     /// Counts up with every write, so that no two objects have one `ETag`.
@@ -46,10 +46,15 @@ impl Bucket {
             return without_body(head, Answer::error(404, "NoSuchBucket"));
         }
         let answer = match head.method.as_str() {
+            _ if head.header("x-ms-version").is_some() => self.answer_as_azure(head, name, body),
             "GET" if name.is_empty() => self.list(head),
             "GET" | "HEAD" => self.get(head, name),
             "PUT" if head.query.contains_key("partNumber") => self.put_part(head, body),
             "PUT" if head.header("if-none-match").is_some() && !self.conditions => Answer::error(501, "NotImplemented"),
+            // Google asks for the generation that no object has.
+            "PUT" if head.header("x-goog-if-generation-match") == Some("0") && self.objects.contains_key(name) => {
+                Answer::error(412, "PreconditionFailed")
+            }
             "PUT" if head.header("if-none-match") == Some("*") && self.objects.contains_key(name) => {
                 Answer::error(412, "PreconditionFailed")
             }
@@ -80,7 +85,7 @@ impl Bucket {
                 None => Answer::error(404, "NoSuchUpload"),
                 Some(parts) => {
                     let etag = self.put(name, parts.into_values().flatten().collect());
-                    let result = format!("<ETag>{}</ETag>", etag.replace('"', "&quot;"));
+                    let result = format!("<ETag>{}</ETag>", http::escaped(&etag));
                     Answer::new(200)
                         .body(format!("<CompleteMultipartUploadResult>{result}</CompleteMultipartUploadResult>"))
                 }
@@ -90,7 +95,7 @@ impl Bucket {
         without_body(head, answer)
     }
 
-    fn get(&self, head: &Head, name: &str) -> Answer {
+    pub fn get(&self, head: &Head, name: &str) -> Answer {
         let Some(object) = self.objects.get(name) else { return Answer::error(404, "NoSuchKey") };
         if head.header("if-match").is_some_and(|etag| etag != object.etag) {
             return Answer::error(412, "PreconditionFailed");
@@ -115,37 +120,40 @@ impl Bucket {
     }
 
     fn put_part(&mut self, head: &Head, body: Vec<u8>) -> Answer {
-        let number: u32 = head.query["partNumber"].parse().unwrap();
+        // Sorts as numbers do.
+        let number = format!("{:0>5}", head.query["partNumber"]);
         match self.uploads.get_mut(&head.query["uploadId"]) {
             None => Answer::error(404, "NoSuchUpload"),
             Some(parts) => {
+                let etag = format!("\"part-{number}\"");
                 parts.insert(number, body);
-                Answer::new(200).with("etag", format!("\"part-{number}\""))
+                Answer::new(200).with("etag", etag)
             }
         }
     }
 
-    fn list(&self, head: &Head) -> Answer {
-        let prefix = head.query.get("prefix").map_or("", String::as_str);
-        let after = head.query.get("continuation-token").or_else(|| head.query.get("start-after"));
-        let from = after.map_or(Bound::Unbounded, |name| Bound::Excluded(name.clone()));
-        let mut found: Vec<_> = self
-            .objects
-            .range((from, Bound::Unbounded))
-            .filter(|(name, _)| name.starts_with(prefix))
-            .take(PAGE + 1)
-            .collect();
+    /// The first objects after a name, and whether there are more.
+    pub fn page(&self, prefix: &str, after: Option<String>) -> (Vec<(&String, &Object)>, bool) {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let named = self.objects.range((from, Bound::Unbounded)).filter(|(name, _)| name.starts_with(prefix));
+        let mut found: Vec<_> = named.take(PAGE + 1).collect();
         let truncated = found.len() > PAGE;
         found.truncate(PAGE);
+        (found, truncated)
+    }
+
+    fn list(&self, head: &Head) -> Answer {
+        let after = head.query.get("continuation-token").or_else(|| head.query.get("start-after"));
+        let (found, truncated) = self.page(head.query.get("prefix").map_or("", String::as_str), after.cloned());
         let contents: Vec<_> = found
             .iter()
             .map(|(name, object)| {
                 format!(
                     "<Contents><Key>{}</Key><Size>{}</Size><ETag>{}</ETag>\
                      <LastModified>1994-11-06T08:49:37.000Z</LastModified></Contents>",
-                    name.replace('&', "&amp;").replace('<', "&lt;"),
+                    http::escaped(name),
                     object.bytes.len(),
-                    object.etag.replace('"', "&quot;"),
+                    http::escaped(&object.etag),
                 )
             })
             .collect();
