@@ -21,13 +21,16 @@ SOURCES = $(shell find rust -path rust/kvtier/fuzz -prune -o -name '*.rs' -print
 .DEFAULT_GOAL := help
 # The environment stands before what is built into it; cargo and pytest use the cores by themselves.
 .NOTPARALLEL:
-.PHONY: help demo test test-fast bench lint format build wheel clean demo-env test-env
+.PHONY: help demo demo-s3 test test-fast bench lint format build wheel clean demo-env test-env
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: demo-env .venv/built-$(PROFILE) ## what TP=2 wrote, TP=4 hits: a few processes share blocks (needs no torch)
 	.venv/bin/kvtier demo $(ARGS)
+
+demo-s3: test-env .venv/built-$(PROFILE) ## the same in a bucket of a real S3 server, started for it
+	$(PY) scripts/s3_server.py .venv/bin/kvtier demo --root s3://bucket/demo $(ARGS)
 
 test: test-env .venv/built-$(PROFILE) ## all tests: Rust, doc tests, Python; ends with what was skipped and why
 	cargo $(CARGO_TEST) --locked -p kvtier --lib --tests $(RUN_IGNORED)

@@ -10,6 +10,7 @@ import pytest
 
 import kvtier
 from kvtier.testing import Faults, open_faulty
+from s3_server import S3Server
 
 _names = itertools.count()
 
@@ -27,11 +28,29 @@ def rows() -> kvtier.HostRows:
     return rows
 
 
-@pytest.fixture(params=["memory", "file"])
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A real S3 server, with an empty bucket."""
+    with S3Server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture
+def s3_url(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A prefix in its bucket that no other test has; the environment says how to reach it."""
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    return f"s3://{s3_server.bucket}/test-{next(_names)}"
+
+
+@pytest.fixture(params=["memory", "file", "s3"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A place that no other test has, of each kind."""
     if request.param == "file":
         return f"file://{tmp_path}"
+    if request.param == "s3":
+        place: str = request.getfixturevalue("s3_url")
+        return place
     return f"memory://test-{next(_names)}"
 
 

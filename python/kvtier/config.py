@@ -1,7 +1,7 @@
 """The options of a tier."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Self, final
 
 from kvtier._kvtier import check_options
@@ -79,6 +79,81 @@ class TierConfig:
     quarantine: bool = False
     """Whether blocks that are proven bad are kept aside instead of removed."""
 
+    endpoint: str | None = None
+    """Of an object store: where the service is, as `http(s)://host[:port]`. None: the environment's, or the provider's
+    own."""
+
+    region: str | None = None
+    """The region that S3 requests are signed for. None: the environment's, or us-east-1."""
+
+    virtual_hosted_style: bool = False
+    """Whether an S3 bucket is part of the host's name instead of the path."""
+
+    access_key: str | None = None
+    """The S3 access key's id, or the Azure account's name. None: the provider's own way to find credentials (variables
+    of the environment, web identity, metadata services)."""
+
+    secret_key: str | None = field(default=None, repr=False)
+    """What belongs to `access_key`: the S3 secret, or the Azure account's key. Never shown."""
+
+    session_token: str | None = field(default=None, repr=False)
+    """The session token of temporary S3 keys, an Azure shared-access signature, or a Google bearer token. Never
+    shown."""
+
+    credentials_file: str | None = None
+    """A Google service account's or user's credentials, as a JSON file."""
+
+    anonymous: bool = False
+    """Whether requests are sent unsigned."""
+
+    allow_http: bool = False
+    """Whether an endpoint without TLS is acceptable."""
+
+    ca_bundle: str | None = None
+    """More certificate authorities to trust, as a PEM file."""
+
+    unsigned_payload: bool = True
+    """Whether S3 payloads are left out of the signature, which spares a SHA-256 over each. The block's own checksum
+    proves it all the same."""
+
+    upload_checksum: Literal["none", "crc64nvme"] = "none"
+    """Which checksum goes with S3 uploads, for the server to compare; it costs another pass over the data."""
+
+    connect_timeout: float = 5
+    """Seconds for connecting, TLS included."""
+
+    read_timeout: float = 10
+    """Seconds to wait for the next bytes of an answer, or for the server to take more of a request."""
+
+    request_timeout: float = 60
+    """Seconds for one request with its answer."""
+
+    retries: int = 3
+    """How often a request is sent again after a failure that may pass. The job's deadline holds all the same."""
+
+    concurrency: int = 64
+    """Requests under way at the same time."""
+
+    part_bytes: int | str = 16 << 20
+    """Blocks larger than this move in parts of this size, side by side; at least 5 MiB."""
+
+    upload_rate: int | str | None = None
+    """Bytes a second that uploads may use on average."""
+
+    download_rate: int | str | None = None
+    """Bytes a second that downloads may use on average."""
+
+    hedge_quantile: float | None = None
+    """A load that has waited for its answer longer than this share of the loads before (0.95, say) asks a second time
+    and takes the first answer."""
+
+    startup_check: bool = True
+    """Whether opening makes sure that the bucket answers as it should; otherwise that is found out in the
+    background."""
+
+    list_at_start: bool = False
+    """Whether the blocks that are in the bucket are listed in the background, so that finding them takes no probes."""
+
     def __post_init__(self) -> None:
         check_options(self.as_options())
 
@@ -97,4 +172,4 @@ class TierConfig:
         return cls(**options)
 
 
-OPTION_NAMES = tuple(field.name for field in fields(TierConfig))
+OPTION_NAMES = tuple(option.name for option in fields(TierConfig))

@@ -78,7 +78,8 @@ def open(  # noqa: A001 - it is `kvtier.open`
     """Opens the tier at `url` for blocks of `identity` that move to and from `rows`.
 
     Args:
-        url: `file:///absolute/path`, a plain path, or `memory://` (`memory://name` is shared within the process).
+        url: `file:///absolute/path`, a plain path, a bucket (`s3://bucket/prefix`, `gs://…`, `az://…`), or `memory://`
+            (`memory://name` is shared within the process).
         identity: What the blocks are. Its `row_bytes` is filled in from the rows.
         rows: `(num_rows, row_bytes)` bytes that both sides see: a buffer (memoryview, numpy array, mmap), a DLPack
             producer (a torch tensor in host memory, of any dtype), `kvtier.HostRows`, or a list of these when one

@@ -15,7 +15,7 @@ use kvtier::error::{Error, ErrorKind, Result};
 use kvtier::index::{Lookup, RequestId};
 use kvtier::store::{BlockStore, Probed};
 use places::bucket::BucketPlace;
-use places::stub::{Answer, Fault, What};
+use places::stub::{Answer, Fault, TlsFront, What};
 use places::{Harness, Open, Place, key, payload_of};
 
 const PAYLOAD: usize = 1 << 20;
@@ -300,6 +300,34 @@ fn place_over_tls() -> BucketPlace {
     let place = hasty();
     let endpoint = place.server().endpoint().replace("http:", "https:");
     place.with(|config| config.endpoint = Some(endpoint))
+}
+
+#[test]
+fn an_authority_must_be_trusted_and_name_the_host() {
+    for (host, trusted, problem) in [
+        ("127.0.0.1", false, Some("certificate")),
+        ("elsewhere.example", true, Some("certificate")),
+        ("127.0.0.1", true, None),
+    ] {
+        let place = hasty();
+        let front = TlsFront::start(place.server(), host);
+        let place = place.with(|config| {
+            config.endpoint = Some(front.endpoint());
+            config.allow_http = false;
+            config.ca_bundle = trusted.then(|| front.authority().to_owned());
+        });
+        if let Some(part) = problem {
+            let error = opening(&place);
+            assert_eq!(error.kind(), ErrorKind::Unavailable);
+            assert!(error.to_string().contains(part), "{error}");
+        } else {
+            let harness = Harness::open(&place, &open(), 1);
+            harness.store(0).unwrap();
+            harness.clear(0);
+            harness.load(0).unwrap();
+            harness.assert_row_is_block(0);
+        }
+    }
 }
 
 #[test]

@@ -1,8 +1,7 @@
 //! As much of HTTP/1.1 as a server on loopback needs, with nothing in between: faults are made of single bytes.
 
 use std::collections::HashMap;
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::io::{self, BufRead, Read, Write};
 
 /// A request, up to its body.
 #[derive(Debug)]
@@ -25,7 +24,7 @@ impl Head {
     }
 
     /// Reads a request; `None` when the client has gone.
-    pub fn read(stream: &mut BufReader<TcpStream>) -> io::Result<Option<Self>> {
+    pub fn read(stream: &mut impl BufRead) -> io::Result<Option<Self>> {
         let mut line = String::new();
         if stream.read_line(&mut line)? == 0 {
             return Ok(None);
@@ -55,7 +54,7 @@ impl Head {
 }
 
 /// Reads up to `bytes` bytes of a body; fewer when the client has gone.
-pub fn read_body(stream: &mut BufReader<TcpStream>, bytes: usize) -> io::Result<Vec<u8>> {
+pub fn read_body(stream: &mut impl BufRead, bytes: usize) -> io::Result<Vec<u8>> {
     let mut body = Vec::new();
     stream.take(bytes as u64).read_to_end(&mut body)?;
     Ok(body)
@@ -103,7 +102,7 @@ impl Answer {
         head.into_bytes()
     }
 
-    pub fn send(&self, stream: &mut TcpStream) -> io::Result<()> {
+    pub fn send(&self, stream: &mut impl Write) -> io::Result<()> {
         stream.write_all(&self.head())?;
         stream.write_all(&self.body)
     }

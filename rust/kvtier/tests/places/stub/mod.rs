@@ -4,6 +4,7 @@ mod azure;
 mod bucket;
 mod fault;
 mod http;
+mod tls;
 
 use std::io::BufReader;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -13,6 +14,7 @@ use std::sync::{Arc, Mutex};
 pub use bucket::Bucket;
 pub use fault::{Fault, What};
 pub use http::{Answer, Head};
+pub use tls::TlsFront;
 
 /// The one bucket that exists.
 pub const BUCKET: &str = "bucket";
