@@ -6,6 +6,7 @@ The tests and `make demo-s3` use it. It keeps its data in a temporary directory,
 whoever started it, however that ends.
 """
 
+import http.client
 import json
 import os
 import shutil
@@ -14,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -97,8 +97,9 @@ class S3Server:
 
     def _answers(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.endpoint}/status", timeout=5) as answer:
-                return bool(answer.status == 200)
+            connection = http.client.HTTPConnection("127.0.0.1", self._ports["s3"], timeout=5)
+            connection.request("GET", "/status")
+            return connection.getresponse().status == http.HTTPStatus.OK
         except OSError:
             return False
 

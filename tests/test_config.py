@@ -86,7 +86,8 @@ def test_a_config_is_a_value() -> None:
     ("url", "message"),
     [
         ("ftp://host/x", "the scheme is not known; give file:///absolute/path"),
-        ("s3://bucket", "object stores are not in this version"),
+        ("s3://", "the bucket is missing"),
+        ("https://host/bucket", "the option endpoint"),
         ("", "it is empty"),
         ("memory://a/b", "no slash"),
         ("/tmp/\udcff", "url: it holds characters that UTF-8 has no bytes for"),

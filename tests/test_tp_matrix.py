@@ -7,6 +7,8 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 from kvtier import Identity
 
 RANKS = [(tp_size, rank) for tp_size in (1, 2, 4, 8) for rank in range(tp_size)]
@@ -67,7 +69,7 @@ print(json.dumps(found))
 """
 
 
-def found_by_each_rank(root: pathlib.Path, facts: dict[str, Any]) -> list[dict[str, list[int]]]:
+def found_by_each_rank(root: str, facts: dict[str, Any]) -> list[dict[str, list[int]]]:
     """For each rank and statement, the ranks whose blocks it found and read byte for byte."""
     processes = []
     for number, (tp_size, rank) in enumerate(RANKS):
@@ -75,7 +77,7 @@ def found_by_each_rank(root: pathlib.Path, facts: dict[str, Any]) -> list[dict[s
             "me": number,
             "ranks": list(range(len(RANKS))),
             "row_bytes": 12_345,
-            "root": str(root),
+            "root": root,
             "facts": {**facts, "tp_size": tp_size, "rank": rank},
             "statements": STATEMENTS,
         }
@@ -95,7 +97,11 @@ def found_by_each_rank(root: pathlib.Path, facts: dict[str, Any]) -> list[dict[s
     return [json.loads(answer) for answer in answers]
 
 
-def test_replicated_rows_are_found_at_every_tp_size_and_nothing_else_is(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("kind", ["file", "s3"])
+def test_replicated_rows_are_found_at_every_tp_size_and_nothing_else_is(
+    kind: str, request: pytest.FixtureRequest, tmp_path: pathlib.Path
+) -> None:
+    root = request.getfixturevalue("s3_url") if kind == "s3" else str(tmp_path)
     facts: dict[str, Any] = {
         "model_name": "deepseek-ai/DeepSeek-V3",
         "tokens_per_hash": 64,
@@ -103,7 +109,7 @@ def test_replicated_rows_are_found_at_every_tp_size_and_nothing_else_is(tmp_path
         "kv_cache_groups": [{"tokens_per_block": 64, "layer_names": ["layers.0.attn"]}],
     }
     everybody = list(range(len(RANKS)))
-    for number, found in enumerate(found_by_each_rank(tmp_path, facts)):
+    for number, found in enumerate(found_by_each_rank(root, facts)):
         assert found == {
             "replicated": everybody,
             "agnostic": everybody,
@@ -115,5 +121,6 @@ def test_replicated_rows_are_found_at_every_tp_size_and_nothing_else_is(tmp_path
         Identity(**facts, **flags, tp_size=tp, rank=rank, row_bytes=12_345).blocks_dir()
         for (tp, rank), flags in itertools.product(RANKS, STATEMENTS.values())
     }
-    assert {path.name for path in tmp_path.iterdir() if "_r" in path.name} == places
+    if kind == "file":
+        assert {path.name for path in tmp_path.iterdir() if "_r" in path.name} == places
     assert len(places) == 2 + 2 * len(RANKS)

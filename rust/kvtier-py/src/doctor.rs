@@ -60,6 +60,9 @@ fn directory_at(url: &str) -> kvtier::error::Result<PathBuf> {
         Place::Memory(_) => {
             Err(Error::new(ErrorKind::Config, format!("url {url:?}: memory has no directory that processes share")))
         }
+        place @ Place::Objects(_) => {
+            Err(Error::new(ErrorKind::Config, format!("{place} is a bucket, not a directory on this machine")))
+        }
     }
 }
 

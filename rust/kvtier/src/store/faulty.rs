@@ -4,6 +4,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::{BlockStore, Done, Loaded, Location, Probed, StoreInfo, Stored};
@@ -131,12 +132,13 @@ impl Faults {
 pub struct FaultyStore {
     inner: Arc<dyn BlockStore>,
     faults: Arc<Faults>,
+    closed: AtomicBool,
 }
 
 impl FaultyStore {
     /// Wraps `inner`.
     pub fn new(inner: Arc<dyn BlockStore>, faults: Arc<Faults>) -> Self {
-        Self { inner, faults }
+        Self { inner, faults, closed: AtomicBool::new(false) }
     }
 
     /// Does what the script says about an operation on a row; gives the row and the answer back if it shall be made.
@@ -186,11 +188,19 @@ impl FaultyStore {
 
 impl BlockStore for FaultyStore {
     fn info(&self) -> StoreInfo {
-        self.inner.info()
+        let info = self.inner.info();
+        // A stalled operation keeps its thread.
+        StoreInfo { threads: info.concurrency, ..info }
     }
 
     fn spawn(&self, task: Task) {
-        self.inner.spawn(task);
+        let info = self.inner.info();
+        if info.threads >= info.concurrency {
+            self.inner.spawn(task);
+        } else if !self.closed.load(Ordering::Acquire) {
+            // The few threads of a store that only begins operations there must not stall.
+            std::thread::spawn(task);
+        }
     }
 
     fn store(&self, key: BlockKey, row: RowLease, done: Done<Stored>) {
@@ -232,6 +242,7 @@ impl BlockStore for FaultyStore {
     }
 
     fn close(&self, timeout: Duration) -> usize {
+        self.closed.store(true, Ordering::Release);
         self.inner.close(timeout)
     }
 
