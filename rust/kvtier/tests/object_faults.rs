@@ -453,7 +453,7 @@ fn a_shutdown_ends_what_is_under_way() {
     engine.lookup(&key(9), Some(RequestId(1))).unwrap();
     std::thread::sleep(Duration::from_millis(100));
     let begun = Instant::now();
-    assert_eq!(engine.shutdown(Duration::from_millis(200)).unwrap(), 0, "nothing is stuck");
+    assert_eq!(engine.shutdown(Duration::from_millis(200), || false).unwrap(), 0, "nothing is stuck");
     assert!(begun.elapsed() < Duration::from_millis(1400), "{:?}", begun.elapsed());
     let mut results = engine.poll().unwrap();
     results.sort_by_key(|result| result.job_id);
@@ -488,7 +488,7 @@ fn a_failed_upload_in_parts_is_aborted() {
     place.server().inject(Fault { name: ".bin".into(), after: 2, ..Fault::always("PUT", What::Stall) });
     engine.submit(JobKind::Store, 1, vec![key(0)], vec![0]).unwrap();
     assert!(!take(&engine).is_success());
-    engine.shutdown(Duration::from_secs(5)).unwrap();
+    engine.shutdown(Duration::from_secs(5), || false).unwrap();
     assert_eq!(place.unfinished(&open()), 0);
     let place = in_parts(hasty());
     let harness = Harness::open(&place, &open(), 1);
