@@ -134,7 +134,7 @@ class TierConfig:
     concurrency: int = 64
     """Requests under way at the same time."""
 
-    part_bytes: int | str = 16 << 20
+    part_bytes: int | str = 8 << 20
     """Blocks larger than this move in parts of this size, side by side; at least 5 MiB."""
 
     upload_rate: int | str | None = None

@@ -1,7 +1,8 @@
 //! Blocks to and from a real S3 server on this machine: how fast, and at what price on this side.
 //!
-//! `cargo bench -p kvtier --bench object [-- BYTES [CONCURRENCY]]`. The server takes part of the same cores, so figures
-//! say more about the ratio of two runs than about a network.
+//! `cargo bench -p kvtier --bench object [-- BYTES [CONCURRENCY]]`, or `-- tail` for what hedging and parts do on a server
+//! that has a slow tail, and connections of limited speed. The server takes part of the same cores, so figures say more
+//! about the ratio of two runs than about a network.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, clippy::cast_precision_loss, reason = "a program that prints")]
 #![allow(missing_docs, reason = "a benchmark")]
@@ -21,14 +22,20 @@ use kvtier::engine::{Engine, EngineConfig, JobKind};
 use kvtier::layout::BlockKey;
 use object_store::{ObjectStoreExt, PutPayload};
 use places::bucket::BucketPlace;
+use places::stub::What;
 use places::weed::Weed;
-use places::{Open, Place, key, payload_of};
+use places::{Harness, Open, Place, key, payload_of};
 
 /// Blocks of one job.
 const JOB: usize = 32;
 const ROUNDS: usize = 5;
 
 fn main() {
+    if std::env::args().any(|word| word == "tail") {
+        hedging();
+        parts();
+        return;
+    }
     let numbers: Vec<usize> = std::env::args().filter_map(|word| word.parse().ok()).collect();
     let sizes = numbers.first().map_or(vec![64 << 10, 256 << 10, 2 << 20], |bytes| vec![*bytes]);
     let depths = numbers.get(1).map_or(vec![8, 32], |depth| vec![*depth]);
@@ -62,6 +69,53 @@ fn main() {
                     plain.cpu_per_gb(),
                 );
             }
+        }
+    }
+}
+
+/// One answer in fifty comes 300 ms late.
+fn hedging() {
+    println!("latency of loads of 64 KiB when 2 % of the answers are 300 ms late");
+    for quantile in [None, Some(0.9), Some(0.95)] {
+        let place = BucketPlace::stub().with(|config| config.hedge_quantile = quantile);
+        let open = Open { payload_bytes: 64 << 10, ..Open::default() };
+        let harness = Harness::open(&place, &open, 1);
+        harness.store(0).unwrap();
+        let mut answers = 0;
+        place.server().on_request(move |head| {
+            answers += usize::from(head.method == "GET");
+            (answers % 50 == 49).then_some(What::Late(Duration::from_millis(300)))
+        });
+        let mut latencies: Vec<_> = (0..1000)
+            .map(|_| {
+                let begun = Instant::now();
+                harness.load(0).unwrap();
+                begun.elapsed().as_secs_f64() * 1e3
+            })
+            .collect();
+        latencies.sort_by(f64::total_cmp);
+        let requests = place.server().requests("GET", ".bin");
+        println!(
+            "hedge_quantile {quantile:?}: median {:.2} ms, 95 % {:.2} ms, 99 % {:.2} ms, {requests} requests for 1000",
+            latencies[500], latencies[950], latencies[990],
+        );
+    }
+}
+
+/// Each connection gives about 90 MB/s, as those of a public cloud do.
+fn parts() {
+    println!("loads of one block over connections of 90 MB/s");
+    for bytes in [4 << 20, 16 << 20, 64 << 20] {
+        for part in [5 << 20, 8 << 20, 16 << 20, 1 << 30] {
+            let place = BucketPlace::stub().with(|config| config.part_bytes = part);
+            let open = Open { payload_bytes: bytes, ..Open::default() };
+            let harness = Harness::open(&place, &open, 1);
+            harness.store(0).unwrap();
+            place.server().on_request(|_| Some(What::Trickle(900_000, Duration::from_millis(10))));
+            let begun = Instant::now();
+            harness.load(0).unwrap();
+            let seconds = begun.elapsed().as_secs_f64();
+            println!("{:>3} MiB in parts of {:>4} MiB: {:.3} s", bytes >> 20, part >> 20, seconds);
         }
     }
 }
@@ -149,7 +203,7 @@ fn round(place: &BucketPlace, bytes: usize) -> [Measured; 3] {
         let mut unknown = keys.clone();
         while !unknown.is_empty() {
             unknown.retain(|key| reader.lookup(key, None).unwrap() == kvtier::index::Lookup::Retry);
-            std::thread::sleep(Duration::from_millis(1));
+            std::thread::sleep(Duration::from_millis(5));
         }
     });
     let load = measure(blocks, bytes, || jobs(&reader, JobKind::Load, blocks));

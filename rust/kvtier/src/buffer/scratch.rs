@@ -78,6 +78,12 @@ impl DerefMut for Scratch {
     }
 }
 
+impl AsRef<[u8]> for Scratch {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
 impl Drop for Scratch {
     fn drop(&mut self) {
         if let (Some(memory), Some(pool)) = (self.memory.take(), self.pool.upgrade()) {

@@ -139,7 +139,7 @@ impl Default for ObjectConfig {
             request_timeout: Duration::from_secs(60),
             retries: 3,
             concurrency: 64,
-            part_bytes: 16 << 20,
+            part_bytes: 8 << 20,
             upload_rate: None,
             download_rate: None,
             hedge_quantile: None,
@@ -295,13 +295,13 @@ mod tests {
             ("access_key", text("id")),
             ("secret_key", text("hush")),
             ("retries", OptionValue::Int(0)),
-            ("part_bytes", text("8MiB")),
+            ("part_bytes", text("16MiB")),
             ("hedge_quantile", OptionValue::Float(0.95)),
         ])?
         .object;
         assert_eq!(config.endpoint.as_deref(), Some("http://127.0.0.1:8333"));
         assert_eq!(config.secret_key.as_ref().map(Secret::reveal), Some("hush"));
-        assert_eq!((config.retries, config.part_bytes), (0, 8 << 20));
+        assert_eq!((config.retries, config.part_bytes), (0, 16 << 20));
         assert_eq!(
             config.given(),
             ["endpoint", "access_key", "secret_key", "allow_http", "retries", "part_bytes", "hedge_quantile"]

@@ -24,12 +24,16 @@ use reqwest::Certificate;
 use tokio::time::{Sleep, timeout};
 
 use super::failure::{ServerError, Transport, TransportKind};
+use crate::buffer::ScratchPool;
 use crate::config::ObjectConfig;
 use crate::sync::Mutex;
 
 /// Bytes of a request's body that are copied for the connection at a time: few enough to stay in the core's cache, so
 /// that the copy costs little, and to tell a slow server from a silent one.
 const SLICE: usize = 128 << 10;
+
+/// Bytes of slices that wait for reuse, at most.
+const KEPT_SLICES: usize = 8 << 20;
 
 /// No more of a failed request's answer is read.
 const MOST_ERROR_BYTES: usize = 64 << 10;
@@ -98,7 +102,8 @@ impl HttpConnector for Connector {
             .tls_certs_merge(self.authorities.iter().cloned())
             .build()
             .map_err(|e| object_store::Error::Generic { store: "HTTP", source: Box::new(transport(e)) })?;
-        Ok(HttpClient::new(Service { client, read_timeout: self.read_timeout }))
+        let slices = ScratchPool::new(SLICE, KEPT_SLICES / SLICE);
+        Ok(HttpClient::new(Service { client, slices, read_timeout: self.read_timeout }))
     }
 }
 
@@ -118,6 +123,7 @@ pub(super) type SliceFilter = Box<dyn FnMut(&mut [u8]) + Send>;
 #[derive(Debug)]
 struct Service {
     client: reqwest::Client,
+    slices: Arc<ScratchPool>,
     read_timeout: Duration,
 }
 
@@ -132,7 +138,7 @@ impl HttpService for Service {
             let _ = ONLY_IF_MATCH.try_with(|etag| request.headers_mut().insert(IF_MATCH, etag.clone()));
         }
         let filter = parts.extensions.get::<Filter>().map(|filter| (filter.0)());
-        let lent = LentBody::new(body, filter);
+        let lent = LentBody::new(body, filter, &self.slices);
         if !lent.is_empty() {
             *request.body_mut() = Some(reqwest::Body::wrap(lent.for_connection()));
         }
@@ -187,12 +193,13 @@ struct Slices {
     piece: Bytes,
     left: usize,
     filter: Option<SliceFilter>,
+    pool: Arc<ScratchPool>,
 }
 
 impl LentBody {
-    fn new(body: HttpRequestBody, filter: Option<SliceFilter>) -> Self {
+    fn new(body: HttpRequestBody, filter: Option<SliceFilter>, pool: &Arc<ScratchPool>) -> Self {
         let total = body.content_length();
-        let slices = Slices { body, piece: Bytes::new(), left: total, filter };
+        let slices = Slices { body, piece: Bytes::new(), left: total, filter, pool: Arc::clone(pool) };
         Self(Arc::new(Lending { body: Mutex::new(Some(slices)), total, slices: AtomicU64::new(0) }))
     }
 
@@ -238,13 +245,17 @@ impl http_body::Body for Borrowed {
             }
         }
         let len = slices.piece.len().min(SLICE);
-        let mut slice = slices.piece.split_to(len).to_vec();
+        let mut slice = match slices.pool.take() {
+            Ok(slice) => slice,
+            Err(error) => return Poll::Ready(Some(Err(broken(error.message())))),
+        };
+        slice[..len].copy_from_slice(&slices.piece.split_to(len));
         if let Some(filter) = &mut slices.filter {
-            filter(&mut slice);
+            filter(&mut slice[..len]);
         }
         slices.left -= len;
         self.0.slices.fetch_add(1, Ordering::Relaxed);
-        Poll::Ready(Some(Ok(http_body::Frame::data(slice.into()))))
+        Poll::Ready(Some(Ok(http_body::Frame::data(Bytes::from_owner(slice).slice(..len)))))
     }
 
     fn is_end_stream(&self) -> bool {
