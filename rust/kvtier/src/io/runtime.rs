@@ -131,7 +131,7 @@ impl Drop for Runtime {
 
 impl fmt::Debug for Runtime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Runtime(process {})", self.home.pid())
+        f.debug_struct("Runtime").field("home", &self.home).finish_non_exhaustive()
     }
 }
 
