@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -97,9 +98,10 @@ class S3Server:
 
     def _answers(self) -> bool:
         try:
-            connection = http.client.HTTPConnection("127.0.0.1", self._ports["s3"], timeout=5)
-            connection.request("GET", "/status")
-            return connection.getresponse().status == http.HTTPStatus.OK
+            with closing(http.client.HTTPConnection("127.0.0.1", self._ports["s3"], timeout=5)) as connection:
+                connection.request("GET", "/status")
+                with connection.getresponse() as answer:
+                    return answer.status == http.HTTPStatus.OK
         except OSError:
             return False
 

@@ -115,7 +115,6 @@ def test_a_model_name_of_any_length_and_script(scratch: Path) -> None:
         ("{missing}", "does not exist"),
         ("{file}", "not a directory"),
         ("memory://", "memory has no directory"),
-        ("s3://bucket/prefix", "is a bucket, not a directory"),
         ("ftp://host/x", "the scheme is not known"),
     ],
 )

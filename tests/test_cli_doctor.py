@@ -188,7 +188,6 @@ def test_rows_that_fit_no_alignment_are_a_note(root: Path) -> None:
         ("{tmp}/missing", "does not exist"),
         ("{tmp}/file", "not a directory"),
         ("memory://", "memory has no directory"),
-        ("s3://bucket", "is a bucket, not a directory"),
     ],
 )
 def test_what_is_no_directory_is_unusable(tmp_path: Path, place: str, reason: str) -> None:

@@ -79,7 +79,7 @@ def test_every_metric_is_in_the_operating_guide() -> None:
 
 def test_the_demo_in_the_readme_is_todays() -> None:
     plan = Plan(
-        url="", model="deepseek-ai/DeepSeek-V2-Lite", row_bytes=ROW_BYTES, shared_blocks=0, unshared_blocks=0,
+        url="", options={}, model="deepseek-ai/DeepSeek-V2-Lite", row_bytes=ROW_BYTES, shared_blocks=0, unshared_blocks=0,
         rows=best_rows(),
     )  # fmt: skip
     readme = (ROOT / "README.md").read_text()

@@ -27,8 +27,12 @@ __all__ = [
     "__version__",
     "canonical_json",
     "check_options",
+    "check_place",
     "exit_begins",
+    "inspect_bucket",
     "inspect_root",
+    "remove_trial",
+    "survey_bucket",
     "survey_root",
 ]
 
@@ -682,6 +686,39 @@ def survey_root(url: str, patience: float) -> tuple[list[dict[str, Any]], int]:
     Raises:
         ConfigError: It is no directory, or the URL can't be used.
         StoreUnavailableError: It can't be listed.
+    """
+
+def check_place(url: str, options: dict[str, Any]) -> Literal["directory", "memory", "bucket"]:
+    """What kind of place a URL names, whether it is there or not.
+
+    Raises:
+        ConfigError: The URL can't be used, or an option is not for such a place.
+    """
+
+def inspect_bucket(url: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Finds out by trying what the bucket at `url` can do, and leaves nothing in it; see `kvtier.cli.buckets`.
+
+    Raises:
+        ConfigError: It is no bucket, or the options can't be used.
+    """
+
+def survey_bucket(url: str, options: dict[str, Any], patience: float) -> list[dict[str, Any]]:
+    """Looks at the namespaces in the bucket at `url`, as `survey_root` does; blocks are counted for `patience` seconds.
+
+    Raises:
+        ConfigError: It is no bucket, or the options can't be used.
+        StoreUnavailableError: It can't be listed.
+    """
+
+def remove_trial(url: str, options: dict[str, Any]) -> int:
+    """Removes all objects below a prefix of a bucket that was made for trials: its last part begins with ``.kvtier-``.
+
+    Returns:
+        How many there were.
+
+    Raises:
+        ConfigError: It is no bucket, or the options can't be used.
+        InvalidInputError: It is another prefix.
     """
 
 def exit_begins() -> None:

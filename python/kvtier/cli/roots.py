@@ -1,6 +1,6 @@
 """Roots as commands take them: what the store itself says about a directory."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from kvtier import KvTierError
@@ -49,14 +49,27 @@ class Root:
     locks: bool | None = None
     """Whether files can be locked."""
 
+    options: dict[str, Any] = field(default_factory=dict)
+    """Of tiers that are opened there."""
+
     @classmethod
-    def look_at(cls, url: str) -> Self:
+    def look_at(cls, url: str, options: dict[str, Any] | None = None) -> Self:
         """Has the store try out the directory at `url`, which stays as it was. Ends the command if it isn't one."""
         try:
             found: dict[str, Any] = inspect_root(url)
         except KvTierError as error:
             give_up(str(error), UNUSABLE)
-        return cls(**{**found, "path": str(found["path"])})
+        return cls(**{**found, "path": str(found["path"])}, options=options or {})
+
+    @property
+    def name(self) -> str:
+        """How a person would name it, and tiers are opened."""
+        return self.path
+
+    @property
+    def medium(self) -> str:
+        """What blocks are kept by."""
+        return self.file_system
 
     @property
     def transfers(self) -> str:
@@ -65,4 +78,4 @@ class Root:
 
     def as_json(self) -> dict[str, Any]:
         """For ``--json``."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "options"}

@@ -1,16 +1,33 @@
-//! What the files store finds out about a root, as plain values; `kvtier.cli` gives them names, advice and a table.
+//! What stores find out about directories and buckets, as plain values; `kvtier.cli` gives them names, advice and a table.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvtier::error::{Error, ErrorKind};
 use kvtier::store::files::{Abilities, Contents, FoundBlocks, FoundNamespace, Root, RootReport};
+use kvtier::store::object::{Bucket, BucketReport, Trials};
 use kvtier::store::url::Place;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
+use crate::arguments::config_of;
 use crate::errors::{Result, guarded};
 use crate::identity::PyStoredConfig;
+
+/// What kind of place a URL names, for which the options have to be: `"directory"`, `"memory"` or `"bucket"`.
+#[pyfunction]
+pub(crate) fn check_place(url: &str, options: &Bound<'_, PyDict>) -> Result<&'static str> {
+    guarded(|| {
+        let place = Place::parse(url)?;
+        place.check(&config_of(options)?)?;
+        Ok(match place {
+            Place::Files(_) => "directory",
+            Place::Memory(_) => "memory",
+            Place::Objects(_) => "bucket",
+        })
+    })
+}
 
 /// What the directory at a URL is like, found out by trying; the directory is left as it was.
 #[pyfunction]
@@ -52,6 +69,75 @@ pub(crate) fn survey_root<'py>(py: Python<'py>, url: &str, patience: f64) -> Res
         }
         Ok((namespaces, survey.in_trash))
     })
+}
+
+/// What the bucket at a URL is like, found out by trying; nothing stays in it.
+#[pyfunction]
+pub(crate) fn inspect_bucket<'py>(
+    py: Python<'py>,
+    url: &str,
+    options: &Bound<'py, PyDict>,
+) -> Result<Bound<'py, PyDict>> {
+    guarded(|| {
+        let bucket = bucket_at(url, options)?;
+        let BucketReport { place, endpoint, addressing, listing, trials } = py.detach(|| bucket.inspect())?;
+        let found = PyDict::new(py);
+        found.set_item("url", place)?;
+        found.set_item("endpoint", endpoint)?;
+        found.set_item("addressing", addressing)?;
+        match listing {
+            Ok(time) => found.set_item("list_seconds", time.as_secs_f64())?,
+            Err(error) => found.set_item("unlisted", error.to_string())?,
+        }
+        match trials {
+            Ok(Trials { put, head, get, conditional_put, conditional_delete, checksums }) => {
+                found.set_item("put_seconds", put.as_secs_f64())?;
+                found.set_item("head_seconds", head.as_secs_f64())?;
+                found.set_item("get_seconds", get.as_secs_f64())?;
+                found.set_item("conditional_put", conditional_put)?;
+                found.set_item("conditional_delete", conditional_delete)?;
+                found.set_item("checksums", checksums.map(|checksums| checksums.as_str()))?;
+            }
+            Err(error) => found.set_item("refused", error.to_string())?,
+        }
+        Ok(found)
+    })
+}
+
+/// The namespaces in the bucket at a URL: one dictionary each, as of a directory.
+#[pyfunction]
+pub(crate) fn survey_bucket<'py>(
+    py: Python<'py>,
+    url: &str,
+    options: &Bound<'py, PyDict>,
+    patience: f64,
+) -> Result<Bound<'py, PyList>> {
+    guarded(|| {
+        let patience = Duration::try_from_secs_f64(patience).unwrap_or_default();
+        let bucket = bucket_at(url, options)?;
+        let namespaces = PyList::empty(py);
+        for namespace in py.detach(|| bucket.survey(patience))? {
+            namespaces.append(namespace_as_dict(py, namespace)?)?;
+        }
+        Ok(namespaces)
+    })
+}
+
+/// Removes what a trial has left below a prefix, whose name says that it was made for trials.
+#[pyfunction]
+pub(crate) fn remove_trial(py: Python<'_>, url: &str, options: &Bound<'_, PyDict>) -> Result<u64> {
+    guarded(|| {
+        let bucket = bucket_at(url, options)?;
+        Ok(py.detach(|| bucket.remove_trial())?)
+    })
+}
+
+fn bucket_at(url: &str, options: &Bound<'_, PyDict>) -> Result<Arc<Bucket>> {
+    let config = config_of(options)?;
+    match Place::parse(url)? {
+        Place::Objects(place) => Ok(Arc::new(Bucket::connect(&place, &config.object)?)),
+        place => Err(Error::new(ErrorKind::Config, format!("{place} is no bucket")).into()),
+    }
 }
 
 fn directory_at(url: &str) -> kvtier::error::Result<PathBuf> {

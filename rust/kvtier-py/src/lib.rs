@@ -29,7 +29,7 @@ mod _kvtier {
     use pyo3::types::{PyDict, PyTuple};
 
     #[pymodule_export]
-    use super::doctor::{inspect_root, survey_root};
+    use super::doctor::{check_place, inspect_bucket, inspect_root, remove_trial, survey_bucket, survey_root};
     use super::errors::Result;
     #[pymodule_export]
     use super::faults::Faults;

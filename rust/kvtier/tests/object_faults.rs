@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvtier::buffer::{Gate, HostRows, RowLease};
-use kvtier::config::{ObjectConfig, Secret};
+use kvtier::config::{ObjectConfig, Secret, UploadChecksum};
 use kvtier::engine::{Engine, EngineConfig, JobKind, JobResult};
 use kvtier::error::{Error, ErrorKind, Result};
 use kvtier::index::{Lookup, RequestId};
@@ -600,4 +600,38 @@ fn options_are_checked_before_anything_is_sent() {
     for part in ["3 options", "access_key without", "ca_bundle=\"/nowhere/ca.pem\"", "credentials_file"] {
         assert!(both.contains(part), "{part} in {both}");
     }
+}
+
+#[test]
+fn uploads_go_without_a_checksum_to_a_server_that_refuses_it() {
+    let checksummed = |config: &mut ObjectConfig| config.upload_checksum = UploadChecksum::Crc64Nvme;
+    for parts in [false, true] {
+        let open = Open { payload_bytes: if parts { 9 << 20 } else { 65536 }, ..open() };
+        let place = BucketPlace::stub().with(checksummed);
+        let harness = Harness::open(&place, &open, 2);
+        let refused = Answer::error(400, "InvalidRequest");
+        let method = if parts { "POST" } else { "PUT" };
+        place.server().inject(Fault { name: place.name(&open, &key(0)), ..Fault::once(method, What::Answer(refused)) });
+        for n in 0..2 {
+            assert_eq!(harness.store(n).unwrap().bytes, open.payload_bytes as u64);
+            harness.clear(n);
+            harness.load(n).unwrap();
+            harness.assert_row_is_block(n);
+        }
+        let checksums = place.server().shared.checksums.lock().unwrap().clone();
+        assert_eq!(checksums.iter().filter(|had_one| **had_one).count(), 1, "{checksums:?}");
+    }
+}
+
+#[test]
+fn a_wrong_checksum_is_no_reason_to_send_none() {
+    let place = BucketPlace::stub().with(|config| config.upload_checksum = UploadChecksum::Crc64Nvme);
+    let harness = Harness::open(&place, &open(), 2);
+    place.server().inject(Fault {
+        name: place.name(&open(), &key(0)),
+        ..Fault::once("PUT", What::Answer(Answer::error(400, "BadDigest")))
+    });
+    assert_eq!(kind(harness.store(0)), Some(ErrorKind::Io));
+    harness.store(1).unwrap();
+    assert_eq!(place.server().shared.checksums.lock().unwrap().as_slice(), [true, true]);
 }

@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,7 +16,8 @@ from kvtier.cli.demo.outcome import Outcome, Part, differences_between
 from kvtier.cli.demo.ranks import ROW_BYTES, Plan, Rank, RowsKind, best_rows, identity_of
 from kvtier.cli.demo.team import RankFailedError, Team
 from kvtier.cli.ending import ended_by_signals, give_up
-from kvtier.cli.roots import Root
+from kvtier.cli.options import TierOptions, parse_options
+from kvtier.cli.places import Place, look_at
 from kvtier.cli.units import parse_size
 
 WRITERS = [Rank("writer", 2, number) for number in range(2)]
@@ -29,7 +30,10 @@ def demo(
     *,
     root: Annotated[
         str | None,
-        typer.Option(help="Directory or file:// URL to store in; blocks stay there. By default a temporary directory."),
+        typer.Option(
+            help="Directory, file:// URL or bucket (s3://, gs://, az://) to store in; blocks stay there. By default a "
+            "temporary directory."
+        ),
     ] = None,
     blocks: Annotated[int, typer.Option(min=1, help="Blocks that the TP=2 engine stores.")] = 64,
     row_bytes: Annotated[
@@ -39,13 +43,16 @@ def demo(
     rows: Annotated[
         RowsKind | None, typer.Option(help="What rows are made of; by default the first of these that is installed.")
     ] = None,
+    option: TierOptions = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON, and nothing else.")] = False,
 ) -> None:
     """What TP=2 wrote, TP=4 hits: the ranks of two engines, one process each, share blocks byte for byte."""
     console = Console(quiet=as_json, highlight=False)
-    with ended_by_signals(), _opened(root) as place:
+    options = parse_options(option)
+    with ended_by_signals(), _opened(root, options) as place:
         plan = Plan(
-            url=place.path,
+            url=place.name,
+            options=options,
             model=model,
             row_bytes=row_bytes,
             shared_blocks=blocks,
@@ -62,19 +69,19 @@ def demo(
 
 
 @contextmanager
-def _opened(root: str | None) -> Iterator[Root]:
+def _opened(root: str | None, options: dict[str, Any]) -> Iterator[Place]:
     """The root to use: the given one, or a directory that goes at the end, however that comes."""
     if root is not None:
-        yield Root.look_at(root)
+        yield look_at(root, options)
         return
     directory = tempfile.mkdtemp(prefix="kvtier-demo-")
     try:
-        yield Root.look_at(directory)
+        yield look_at(directory, options)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _play(console: Console, plan: Plan, place: Root, *, root_is_kept: bool) -> Outcome:
+def _play(console: Console, plan: Plan, place: Place, *, root_is_kept: bool) -> Outcome:
     begun = time.monotonic()
     screen.show_start(console, plan, place, root_is_kept=root_is_kept)
     stores, loads = "TP=2 stores", "TP=4 loads"
@@ -99,6 +106,6 @@ def _play(console: Console, plan: Plan, place: Root, *, root_is_kept: bool) -> O
     writer, reader = (identity_of(plan, ranks[0], replicated=False) for ranks in (WRITERS, READERS))
     differences, reasons = differences_between(writer, reader)
     return Outcome(
-        plan, place.path, root_is_kept, place.file_system, shared, unshared, differences, reasons,
+        plan, place.name, root_is_kept, place.medium, shared, unshared, differences, reasons,
         seconds=time.monotonic() - begun,
     )  # fmt: skip

@@ -62,7 +62,9 @@ class Outcome:
     plan: Plan
     root: str
     root_is_kept: bool
-    file_system: str
+    medium: str
+    """What blocks are kept by: a file system, or objects."""
+
     shared: Part
     unshared: Part
     differences: list[Difference]
@@ -96,7 +98,7 @@ class Outcome:
             "row_bytes": self.plan.row_bytes,
             "root": self.root,
             "root_is_kept": self.root_is_kept,
-            "file_system": self.file_system,
+            "medium": self.medium,
             "shared": self.shared.as_json(),
             "unshared": self.unshared.as_json(),
             "differences": [

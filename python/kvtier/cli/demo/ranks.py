@@ -48,6 +48,9 @@ class Plan:
     """What all ranks know before they start."""
 
     url: str
+    options: dict[str, Any]
+    """Of every tier."""
+
     model: str
     row_bytes: int
     shared_blocks: int
@@ -160,7 +163,7 @@ def _part(plan: Plan, rank: Rank, rows: "_Rows", pipe: Connection, *, replicated
     identity = identity_of(plan, rank, replicated=replicated)
     count = plan.shared_blocks if replicated else plan.unshared_blocks
     blocks = [_Block.number(n, plan.row_bytes, "all ranks" if replicated else str(rank)) for n in range(count)]
-    with kvtier.open(plan.url, identity=identity, rows=rows.handed_over) as tier:
+    with kvtier.open(plan.url, identity=identity, rows=rows.handed_over, **plan.options) as tier:
         worker = _Worker(tier, rows, pipe)
         if rank.role == "reader":
             return worker.load(blocks, identity.blocks_dir())

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from kvtier.cli.demo.outcome import Outcome, Part
 from kvtier.cli.demo.ranks import DTYPE, LAYERS, ROW_BYTES, TOKENS_PER_BLOCK, Plan, Rank, RowsKind
-from kvtier.cli.roots import Root
+from kvtier.cli.places import Place
 from kvtier.cli.units import show_rate, show_size
 
 _ROWS = {
@@ -24,7 +24,7 @@ _ROWS = {
 Advance = Callable[[Rank, int], None]
 
 
-def show_start(console: Console, plan: Plan, root: Root, *, root_is_kept: bool) -> None:
+def show_start(console: Console, plan: Plan, root: Place, *, root_is_kept: bool) -> None:
     """What is about to be done, and where."""
     console.print("[bold]kvtier demo[/] · what TP=2 wrote, TP=4 hits\n")
     shape = f" ({LAYERS} layers of {TOKENS_PER_BLOCK} tokens)" if plan.row_bytes == ROW_BYTES else ""
@@ -34,8 +34,8 @@ def show_start(console: Console, plan: Plan, root: Root, *, root_is_kept: bool) 
     facts.add_row("model", Text(_shortened(plan.model)))
     facts.add_row("", "latent attention (MLA): each rank holds the same rows")
     facts.add_row("rows", f"{plan.shared_blocks} of {show_size(plan.row_bytes)}{shape}, {_ROWS[plan.rows]}")
-    facts.add_row("root", Text(f"{root.path} ({'kept' if root_is_kept else 'removed at the end'})"))
-    facts.add_row("", Text(f"{root.file_system}, {root.transfers}"))
+    facts.add_row("root", Text(f"{root.name} ({'kept' if root_is_kept else 'removed at the end'})"))
+    facts.add_row("", Text(f"{root.medium}, {root.transfers}"))
     _print_indented(console, facts)
     console.print("\n[bold]1 · Stated to be replicated[/]: one namespace for every TP size and rank\n")
 

@@ -11,6 +11,7 @@ from rich.text import Text
 from kvtier.cli.doctor.findings import Finding, State
 from kvtier.cli.doctor.survey import Blocks, Namespace, Survey
 from kvtier.cli.doctor.throughput import Throughput
+from kvtier.cli.places import Place
 from kvtier.cli.roots import Root
 from kvtier.cli.units import show_count, show_size
 
@@ -25,9 +26,9 @@ def measuring(console: Console, seconds: float) -> AbstractContextManager[object
     return console.status(f"measuring throughput for {seconds:g} s …")
 
 
-def show(console: Console, root: Root, findings: list[Finding], survey: Survey, measured: list[Throughput]) -> None:
+def show(console: Console, place: Place, findings: list[Finding], survey: Survey, measured: list[Throughput]) -> None:
     """Everything, the verdict last."""
-    console.print(Text.assemble(("kvtier doctor", "bold"), f" · {root.path}\n", overflow="fold"))
+    console.print(Text.assemble(("kvtier doctor", "bold"), f" · {place.name}\n", overflow="fold"))
     of_namespaces = {namespace.base_dir for namespace in survey.namespaces}
     _print_indented(console, _findings_table([f for f in findings if f.subject not in of_namespaces]))
     if survey.namespaces:
@@ -35,9 +36,10 @@ def show(console: Console, root: Root, findings: list[Finding], survey: Survey, 
         for namespace in survey.namespaces:
             _show_namespace(console, namespace, [f for f in findings if f.subject == namespace.base_dir])
     if measured:
-        console.print("\n[bold]Throughput[/] of a tier with its defaults\n")
+        options = "the given options" if place.options else "its defaults"
+        console.print(f"\n[bold]Throughput[/] of a tier with {options}\n")
         _print_indented(console, _throughput_table(measured))
-        if not root.direct_io_alignment:
+        if isinstance(place, Root) and not place.direct_io_alignment:
             _print_indented(console, "loads may have come out of the page cache")
     problems = sum(finding.state is State.PROBLEM for finding in findings)
     if problems:

@@ -4,8 +4,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from kvtier import KvTierError, StoredConfig
-from kvtier._kvtier import survey_root
-from kvtier.cli.roots import Root
+from kvtier._kvtier import survey_bucket, survey_root
+from kvtier.cli.buckets import Bucket
+from kvtier.cli.places import Place
 
 
 @dataclass(frozen=True)
@@ -83,10 +84,13 @@ class Survey:
     """Why the root could not be listed."""
 
     @classmethod
-    def of(cls, root: Root, patience: float) -> Self:
+    def of(cls, place: Place, patience: float) -> Self:
         """Looks at everything, for about as many seconds as `patience`."""
         try:
-            found, in_trash = survey_root(root.path, patience)
+            if isinstance(place, Bucket):
+                found, in_trash = survey_bucket(place.url, place.options, patience), 0
+            else:
+                found, in_trash = survey_root(place.path, patience)
         except KvTierError as error:
             return cls([], 0, str(error))
         namespaces = [

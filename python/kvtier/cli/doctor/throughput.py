@@ -5,13 +5,16 @@ import os
 import shutil
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import kvtier
 from kvtier import Identity, Lookup, TierManager
-from kvtier.cli.roots import Root
+from kvtier._kvtier import remove_trial
+from kvtier.cli.buckets import Bucket
+from kvtier.cli.places import Place
 
 JOBS_AT_ONCE = 8
 BLOCKS_PER_JOB = 8
@@ -20,6 +23,9 @@ BUFFER_BYTES = 128 << 20
 
 MOST_BYTES = 1 << 30
 """Written for each row size at most, and never more than a part of what is free."""
+
+MOST_BYTES_IN_BUCKETS = 256 << 20
+"""There somebody may pay for traffic."""
 
 
 @dataclass(frozen=True)
@@ -48,38 +54,59 @@ class Throughput:
         return asdict(self)
 
 
-def measure(root: Root, row_sizes: tuple[int, ...], seconds: float) -> list[Throughput]:
-    """Stores and loads rows of each size below `root`, for so many seconds together, and removes all of it.
+def measure(place: Place, row_sizes: tuple[int, ...], seconds: float) -> list[Throughput]:
+    """Stores and loads rows of each size below `place`, for so many seconds together, and removes all of it.
 
     A tier at the root itself would delete there what resets have set aside, and a doctor deletes nothing of others.
     """
+    if isinstance(place, Bucket):
+        return _measure_bucket(place, row_sizes, seconds)
     try:
-        directory = tempfile.mkdtemp(prefix=".kvtier-doctor-", dir=root.path)
+        directory = tempfile.mkdtemp(prefix=".kvtier-doctor-", dir=place.path)
     except OSError as error:
         return [Throughput(row_sizes[0], failure=str(error))]
     try:
         # All is removed at the end: file systems are slower at making files while they forget others.
-        most_bytes = min(MOST_BYTES, root.free_bytes // (10 * len(row_sizes)))
-        return [_measure(directory, row_bytes, most_bytes, seconds / len(row_sizes)) for row_bytes in row_sizes]
+        most_bytes = min(MOST_BYTES, place.free_bytes // (10 * len(row_sizes)))
+        return _measure_each(directory, place.options, row_sizes, most_bytes, seconds)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _measure(directory: str, row_bytes: int, most_bytes: int, seconds: float) -> Throughput:
+def _measure_bucket(bucket: Bucket, row_sizes: tuple[int, ...], seconds: float) -> list[Throughput]:
+    url = f"{bucket.url}/.kvtier-doctor-{uuid.uuid4().hex}"
+    left: list[Throughput] = []
     try:
-        return _measure_tier(directory, row_bytes, most_bytes, seconds)
+        measured = _measure_each(url, bucket.options, row_sizes, MOST_BYTES_IN_BUCKETS, seconds)
+    finally:
+        try:
+            remove_trial(url, bucket.options)
+        except kvtier.KvTierError as error:
+            left = [Throughput(row_sizes[0], failure=f"objects are left below {url}: {error}")]
+    return measured + left
+
+
+def _measure_each(
+    url: str, options: dict[str, Any], row_sizes: tuple[int, ...], most_bytes: int, seconds: float
+) -> list[Throughput]:
+    return [_measure(url, options, row_bytes, most_bytes, seconds / len(row_sizes)) for row_bytes in row_sizes]
+
+
+def _measure(url: str, options: dict[str, Any], row_bytes: int, most_bytes: int, seconds: float) -> Throughput:
+    try:
+        return _measure_tier(url, options, row_bytes, most_bytes, seconds)
     except kvtier.KvTierError as error:
         return Throughput(row_bytes, failure=str(error))
 
 
-def _measure_tier(directory: str, row_bytes: int, most_bytes: int, seconds: float) -> Throughput:
+def _measure_tier(url: str, options: dict[str, Any], row_bytes: int, most_bytes: int, seconds: float) -> Throughput:
     rows_at_most = max(2, BUFFER_BYTES // row_bytes)
     jobs_at_once = min(JOBS_AT_ONCE, rows_at_most)
     blocks_per_job = min(BLOCKS_PER_JOB, rows_at_most // jobs_at_once)
     rows = kvtier.HostRows(jobs_at_once * blocks_per_job, row_bytes)
     _fill(rows)
     identity = Identity("kvtier-doctor", 16, dtype="uint8")
-    with kvtier.open(directory, identity=identity, rows=rows) as tier:
+    with kvtier.open(url, identity=identity, rows=rows, **options) as tier:
         mover = _Mover(tier, jobs_at_once, blocks_per_job)
         keys = [_key(number) for number in range(max(1, most_bytes // row_bytes))]
         stored = mover.move(tier.submit_store, iter(mover.in_jobs(keys)), seconds / 2)

@@ -69,7 +69,7 @@ impl Place {
     ///
     /// # Errors
     /// One `Config` error that names each option that is not, and the place.
-    fn check(&self, config: &TierConfig) -> Result<()> {
+    pub fn check(&self, config: &TierConfig) -> Result<()> {
         let (foreign, for_what) = match self {
             Self::Objects(_) => (config.given_for_files(), "directories of files"),
             Self::Files(_) | Self::Memory(_) => (config.object.given(), "object stores"),

@@ -85,6 +85,12 @@ impl ServerError {
         self.status == 501 || self.code == "NotImplemented"
     }
 
+    /// Whether it may be an upload's checksum that the server can't do with; a checksum that is wrong is told otherwise.
+    pub(super) fn is_unsupported_checksum(&self) -> bool {
+        self.is_unsupported()
+            || (self.status == 400 && matches!(self.code.as_str(), "InvalidRequest" | "InvalidArgument"))
+    }
+
     pub(super) fn is_wrong_range(&self) -> bool {
         self.status == 416
     }

@@ -16,6 +16,7 @@ mod failure;
 mod heal;
 mod hedge;
 mod http;
+mod inspect;
 mod list;
 mod pace;
 mod place;
@@ -23,6 +24,7 @@ mod probe;
 mod provider;
 mod read;
 mod row;
+mod survey;
 mod write;
 
 use std::fmt;
@@ -35,6 +37,7 @@ use futures_util::future::{Either, select};
 use object_store::path::Path;
 use tokio::sync::{Notify, Semaphore};
 
+pub use inspect::{Bucket, BucketReport, Checksums, Trials};
 pub use place::{ObjectPlace, Provider};
 
 use self::hedge::Hedge;
@@ -73,6 +76,8 @@ pub struct BucketStore {
 /// What the operations of a store share; they keep it until they have ended.
 struct Objects {
     client: Arc<dyn Client>,
+    /// The client for uploads with a checksum, if they shall carry one.
+    checksums: Option<Arc<dyn Client>>,
     place: ObjectPlace,
     /// Where requests go, for messages.
     endpoint: String,
@@ -89,6 +94,8 @@ struct Objects {
     hedge: Option<Hedge>,
     /// Whether the server is asked not to overwrite; off when it has said that it can't.
     conditional_put: AtomicBool,
+    /// Whether uploads carry a checksum; off when the server has refused one for that.
+    upload_checksums: AtomicBool,
     /// Why nothing may be done here, where that was found after opening.
     refusal: OnceLock<String>,
     bucket: Seen,
@@ -113,6 +120,7 @@ impl BucketStore {
         object_path(&base)?;
         let objects = Arc::new(Objects {
             client: connected.client,
+            checksums: connected.checksums,
             place: place.clone(),
             endpoint: connected.endpoint,
             addressing: connected.addressing,
@@ -124,6 +132,7 @@ impl BucketStore {
             downloads: Pace::new(config.object.download_rate),
             hedge: config.object.hedge_quantile.map(Hedge::new),
             conditional_put: AtomicBool::new(true),
+            upload_checksums: AtomicBool::new(true),
             refusal: OnceLock::new(),
             bucket: Seen::new(),
             bucket_check: tokio::sync::Mutex::default(),
@@ -224,7 +233,9 @@ impl BlockStore for BucketStore {
             kind: "object",
             place: objects.place.to_string(),
             payload_bytes: objects.config.format.payload_bytes(),
-            concurrency: objects.config.object.concurrency,
+            // A quarter of what the engine begins is kept for loads, and with none there stores are to use all requests; how
+            // many there are at the same time is bounded by `requests`.
+            concurrency: (objects.config.object.concurrency * 4).div_ceil(3),
             // Beginning an operation takes a microsecond, and the network's threads have other things to do.
             threads: 1,
             read_only: objects.config.read_only,

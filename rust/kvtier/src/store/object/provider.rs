@@ -23,6 +23,8 @@ impl<T: ObjectStore + MultipartStore + PaginatedListStore> Client for T {}
 /// A client, and how a person would name what it talks to.
 pub(super) struct Connected {
     pub(super) client: Arc<dyn Client>,
+    /// The client for uploads that carry a checksum, where there shall be one.
+    pub(super) checksums: Option<Arc<dyn Client>>,
     pub(super) endpoint: String,
     /// `"path"` or `"virtual-hosted"` for S3.
     pub(super) addressing: Option<&'static str>,
@@ -127,9 +129,6 @@ fn s3(place: &ObjectPlace, config: &ObjectConfig, connector: Connector) -> Resul
             token,
         })));
     }
-    if config.upload_checksum == UploadChecksum::Crc64Nvme {
-        builder = builder.with_checksum_algorithm(Checksum::CRC64NVME);
-    }
     if let Some(endpoint) = &given {
         builder = builder.with_endpoint(if config.virtual_hosted_style {
             with_bucket(endpoint, &place.bucket)
@@ -138,8 +137,15 @@ fn s3(place: &ObjectPlace, config: &ObjectConfig, connector: Connector) -> Resul
         });
     }
     let region = builder.get_config_value(&AmazonS3ConfigKey::Region).unwrap_or_else(|| "us-east-1".into());
+    let built = |builder: AmazonS3Builder| -> Result<Arc<dyn Client>> {
+        Ok(Arc::new(builder.build().map_err(|e| refused(place, &e))?))
+    };
     Ok(Connected {
-        client: Arc::new(builder.build().map_err(|e| refused(place, &e))?),
+        checksums: match config.upload_checksum {
+            UploadChecksum::None => None,
+            UploadChecksum::Crc64Nvme => Some(built(builder.clone().with_checksum_algorithm(Checksum::CRC64NVME))?),
+        },
+        client: built(builder)?,
         endpoint: given.unwrap_or_else(|| format!("https://s3.{region}.amazonaws.com")),
         addressing: Some(if config.virtual_hosted_style { "virtual-hosted" } else { "path" }),
     })
@@ -173,6 +179,7 @@ fn gcs(place: &ObjectPlace, config: &ObjectConfig, connector: Connector) -> obje
     }
     Ok(Connected {
         client: Arc::new(builder.build()?),
+        checksums: None,
         endpoint: config.endpoint.clone().unwrap_or_else(|| "https://storage.googleapis.com".into()),
         addressing: None,
     })
@@ -199,6 +206,7 @@ fn azure(place: &ObjectPlace, config: &ObjectConfig, connector: Connector) -> ob
     }
     Ok(Connected {
         client: Arc::new(builder.build()?),
+        checksums: None,
         endpoint: config.endpoint.clone().unwrap_or_else(|| "https://blob.core.windows.net".into()),
         addressing: None,
     })

@@ -8,6 +8,7 @@ use object_store::path::Path;
 use object_store::{MultipartId, PutMode, PutOptions};
 
 use super::failure::{Failure, ServerError};
+use super::provider::Client;
 use super::read::Found;
 use super::row::Outgoing;
 use super::{Location, Objects, RunningOperation, Stored};
@@ -72,9 +73,10 @@ impl Objects {
             let mode = if conditional { PutMode::Create } else { PutMode::Overwrite };
             let (payload, extensions) = block.whole();
             let options = PutOptions { mode, extensions, ..PutOptions::default() };
-            let failure = match self.client.put_opts(path, payload, options).await {
+            let (client, checksum) = self.uploader();
+            let failure = match client.put_opts(path, payload, options).await {
                 Ok(_) => return Ok(true),
-                Err(error) => Failure::of("PUT", &error),
+                Err(error) => self.unless_for_checksum(checksum, Failure::of("PUT", &error))?,
             };
             if conditional && failure.is(ServerError::is_unsupported) {
                 log::warn!("{}: the server can't be asked not to overwrite blocks: {}", self.place, failure.error);
@@ -93,6 +95,25 @@ impl Objects {
             Err(Failure::passing(failure.error))
         });
         put.await.map_err(|failure| failure.error)
+    }
+
+    /// The client for the next upload, and whether that will carry a checksum.
+    fn uploader(&self) -> (&Arc<dyn Client>, bool) {
+        match &self.checksums {
+            Some(client) if self.upload_checksums.load(Ordering::Relaxed) => (client, true),
+            _ => (&self.client, false),
+        }
+    }
+
+    /// The failure of an upload, unless the server may have refused it for its checksum: then it is sent again without.
+    fn unless_for_checksum(&self, checksum: bool, failure: Failure) -> Result<Failure, Failure> {
+        if !(checksum && failure.is(ServerError::is_unsupported_checksum)) {
+            return Ok(failure);
+        }
+        if self.upload_checksums.swap(false, Ordering::Relaxed) {
+            log::warn!("{}: the server takes no CRC-64/NVME with uploads: {}", self.place, failure.error);
+        }
+        Err(Failure::passing(failure.error))
     }
 
     async fn standing(&self, path: &Path) -> Result<Standing, Failure> {
@@ -115,22 +136,27 @@ impl Objects {
             return Ok(false);
         }
         let begun = self.attempts(path, move |_| async move {
-            self.client.create_multipart(path).await.map_err(|e| Failure::of("beginning a multipart upload", &e))
+            let (client, checksum) = self.uploader();
+            match client.create_multipart(path).await {
+                Ok(id) => Ok((client, id)),
+                Err(e) => Err(self.unless_for_checksum(checksum, Failure::of("beginning a multipart upload", &e))?),
+            }
         });
-        let id = &begun.await.map_err(|failure| failure.error)?;
+        // One client to its end: either each part has a checksum, or none.
+        let (client, id) = &begun.await.map_err(|failure| failure.error)?;
         *unfinished.lock() = Some(id.clone());
         let ranges = self.parts();
         let parts = try_join_all(ranges.iter().enumerate().map(|(number, range)| async move {
             self.uploads.turn(range.end - range.start).await;
             let part = self.attempts(path, move |_| async move {
                 let part = block.part(range);
-                self.client.put_part(path, id, number, part).await.map_err(|e| Failure::of("PUT of a part", &e))
+                client.put_part(path, id, number, part).await.map_err(|e| Failure::of("PUT of a part", &e))
             });
             part.await
         }));
         let parts = &parts.await.map_err(|failure| failure.error)?;
         let completed = self.attempts(path, move |tries| async move {
-            let done = self.client.complete_multipart(path, id, parts.clone()).await;
+            let done = client.complete_multipart(path, id, parts.clone()).await;
             match done.map_err(|e| Failure::of("completing a multipart upload", &e)) {
                 // A try whose answer was lost has completed it.
                 Err(failure) if tries > 0 && failure.is(|answer| answer.code == "NoSuchUpload") => {

@@ -19,6 +19,16 @@ impl Head {
         self.headers.get(name).map(String::as_str)
     }
 
+    /// Whether it is the first request of an upload.
+    pub fn begins_upload(&self) -> bool {
+        let has = |name| self.query.contains_key(name);
+        match self.method.as_str() {
+            "PUT" => !has("partNumber"),
+            "POST" => has("uploads"),
+            _ => false,
+        }
+    }
+
     pub fn body_bytes(&self) -> usize {
         self.header("content-length").map_or(0, |n| n.parse().unwrap_or(0))
     }

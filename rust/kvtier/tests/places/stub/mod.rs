@@ -35,6 +35,8 @@ pub struct Shared {
     fate: Mutex<Fate>,
     /// Every request, as `METHOD path`.
     pub log: Mutex<Vec<String>>,
+    /// Whether there was a checksum, of every upload of a block that began.
+    pub checksums: Mutex<Vec<bool>>,
     /// Headers of the latest request.
     pub latest: Mutex<Option<Head>>,
     stopped: AtomicBool,
@@ -49,6 +51,7 @@ impl Server {
             faults: Mutex::default(),
             fate: Mutex::new(Box::new(|_| None)),
             log: Mutex::default(),
+            checksums: Mutex::default(),
             latest: Mutex::default(),
             stopped: AtomicBool::new(false),
         });
@@ -124,6 +127,10 @@ fn serve(shared: &Shared, stream: TcpStream) -> std::io::Result<()> {
     let mut reader = BufReader::new(stream);
     while let Some(head) = Head::read(&mut reader)? {
         shared.log.lock().unwrap().push(format!("{} {}", head.method, head.path));
+        if head.begins_upload() && head.path.ends_with(".bin") {
+            let checksum = ["x-amz-checksum-crc64nvme", "x-amz-checksum-algorithm"];
+            shared.checksums.lock().unwrap().push(checksum.iter().any(|name| head.header(name).is_some()));
+        }
         let fault = fault::next(&mut shared.faults.lock().unwrap(), &head);
         let fault = fault.or_else(|| shared.fate.lock().unwrap()(&head));
         let answered = match fault {
