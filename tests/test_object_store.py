@@ -86,27 +86,32 @@ def test_a_server_that_dies_and_comes_back(
     tier = kvtier.open("s3://bucket/prefix", identity=identity, rows=rows, load_timeout=5, store_timeout=5, retries=1)
     with tier:
         results: dict[int, bool] = {}
+        rows_of: dict[int, range] = {}
+        free = [range(first, first + 4) for first in range(0, 64, 4)]
         jobs = 0
-        down_at, up_at = time.monotonic() + 0.5, 0.0
-        while jobs < 3000 and (not up_at or time.monotonic() < up_at + 1):
-            for _ in range(4):
-                (tier.submit_store if jobs % 2 else tier.submit_load)(
-                    jobs, [make_key(jobs // 2 * 4 + i) for i in range(4)], [jobs * 4 % 64 + i for i in range(4)]
-                )
-                jobs += 1
-            tier.wait(timeout=10)
+
+        def collect() -> None:
             for result in tier.get_finished_jobs():
                 assert result.job_id not in results
                 results[result.job_id] = result.success
+                free.append(rows_of.pop(result.job_id))
+
+        down_at, up_at = time.monotonic() + 0.5, 0.0
+        while jobs < 3000 and (not up_at or time.monotonic() < up_at + 1):
+            while free:
+                rows_of[jobs] = free.pop(0)
+                submit = tier.submit_store if jobs % 2 else tier.submit_load
+                submit(jobs, [make_key(jobs // 2 * 4 + i) for i in range(4)], rows_of[jobs])
+                jobs += 1
+            tier.wait(timeout=10)
+            collect()
             if not up_at and time.monotonic() > down_at:
                 own_server.kill()
                 time.sleep(0.2)
                 own_server.start()
                 up_at = time.monotonic()
         assert tier.drain_jobs(timeout=30)
-        for result in tier.get_finished_jobs():
-            assert result.job_id not in results
-            results[result.job_id] = result.success
+        collect()
         assert sorted(results) == list(range(jobs))
         # The same client goes on.
         tier.submit_store(jobs, [make_key(10**6)], [1])
