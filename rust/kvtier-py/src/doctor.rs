@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kvtier::error::{Error, ErrorKind};
 use kvtier::store::files::{Abilities, Contents, FoundBlocks, FoundNamespace, Root, RootReport};
-use kvtier::store::object::{Bucket, BucketReport, Trials};
+use kvtier::store::object::{Bucket, BucketReport, Checksums, Trials};
 use kvtier::store::url::Place;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -96,7 +96,7 @@ pub(crate) fn inspect_bucket<'py>(
                 found.set_item("get_seconds", get.as_secs_f64())?;
                 found.set_item("conditional_put", conditional_put)?;
                 found.set_item("conditional_delete", conditional_delete)?;
-                found.set_item("checksums", checksums.map(|checksums| checksums.as_str()))?;
+                found.set_item("checksums", checksums.map(Checksums::as_str))?;
             }
             Err(error) => found.set_item("refused", error.to_string())?,
         }

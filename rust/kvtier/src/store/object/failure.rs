@@ -182,7 +182,7 @@ pub(super) struct Failure {
     pub(super) error: Error,
     pub(super) retry: Retry,
     /// The server's answer, if there was one.
-    pub(super) answer: Option<ServerError>,
+    pub(super) answer: Option<Box<ServerError>>,
 }
 
 impl Failure {
@@ -207,7 +207,7 @@ impl Failure {
             if let Some(region) = &answer.region {
                 error = error.with("bucket_region", region);
             }
-            return Self { error, retry: answer.retry(), answer: Some(answer.clone()) };
+            return Self { error, retry: answer.retry(), answer: Some(Box::new(answer.clone())) };
         }
         if let Some(transport) = find::<Transport>(error) {
             return Self::passing(Error::new(transport.error_kind(), format!("{what}: {transport}")));
@@ -216,7 +216,7 @@ impl Failure {
             // Of one request in a batch.
             let answer = ServerError { status: 404, ..ServerError::default() };
             let error = Error::new(ErrorKind::Missing, format!("{what}: there is no such object"));
-            return Self { error, retry: Retry::Never, answer: Some(answer) };
+            return Self { error, retry: Retry::Never, answer: Some(Box::new(answer)) };
         }
         // Something that was not expected of the answer, or no credentials were to be had.
         let text = shortened(&error.to_string());
@@ -224,7 +224,7 @@ impl Failure {
     }
 
     pub(super) fn is(&self, what: impl Fn(&ServerError) -> bool) -> bool {
-        self.answer.as_ref().is_some_and(what)
+        self.answer.as_deref().is_some_and(what)
     }
 }
 

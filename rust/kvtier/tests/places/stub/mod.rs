@@ -127,7 +127,7 @@ fn serve(shared: &Shared, stream: TcpStream) -> std::io::Result<()> {
     let mut reader = BufReader::new(stream);
     while let Some(head) = Head::read(&mut reader)? {
         shared.log.lock().unwrap().push(format!("{} {}", head.method, head.path));
-        if head.begins_upload() && head.path.ends_with(".bin") {
+        if head.begins_upload() && !head.path.ends_with("config.json") {
             let checksum = ["x-amz-checksum-crc64nvme", "x-amz-checksum-algorithm"];
             shared.checksums.lock().unwrap().push(checksum.iter().any(|name| head.header(name).is_some()));
         }
