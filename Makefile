@@ -21,7 +21,7 @@ SOURCES = $(shell find rust -path rust/kvtier/fuzz -prune -o -name '*.rs' -print
 .DEFAULT_GOAL := help
 # The environment stands before what is built into it; cargo and pytest use the cores by themselves.
 .NOTPARALLEL:
-.PHONY: help demo demo-s3 test test-fast bench lint format build wheel clean demo-env test-env
+.PHONY: help demo demo-s3 test test-fast bench bench-s3 lint format build wheel clean demo-env test-env
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ test-fast: test-env .venv/built-$(PROFILE) ## the tests that take seconds: under
 bench: test-env .venv/built-release ## benchmarks: criterion for the core, then kvtier beside plain baselines
 	cargo bench --locked -p kvtier
 	$(PY) benches/vs_peer.py $(ARGS)
+
+bench-s3: test-env .venv/built-release ## kvtier in a bucket beside obstore, on an S3 server that it starts
+	PYTHONPATH=scripts $(PY) benches/vs_obstore.py $(ARGS)
 
 lint: test-env .venv/built-$(PROFILE) ## formatting, clippy, rustdoc, ruff, mypy, stubtest
 	cargo fmt --all --check

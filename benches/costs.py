@@ -16,16 +16,17 @@ BLOCKS_PER_JOB = 32
 CALLS_AT_ONCE = 256
 
 
-def per_key_costs(jobs: int) -> dict[str, float]:
+def per_key_costs(jobs: int, place: str = "memory://", **options: Any) -> dict[str, float]:
     """Microseconds per key of the calls that a scheduler makes, from Python: medians.
 
-    Rows are small and the store is memory, so that nothing but the call is measured; jobs end between two calls.
+    Rows are small and the store is memory by default, so that nothing but the call is measured; jobs end between two
+    calls.
     """
     rows = kvtier.HostRows(BLOCKS_PER_JOB, 4096)
     row_ids = list(range(BLOCKS_PER_JOB))
     parts = [[make_key(job * BLOCKS_PER_JOB + n) for n in range(BLOCKS_PER_JOB)] for job in range(jobs)]
     keys = [key for part in parts for key in part]
-    with _open("memory://", rows) as tier:
+    with _open(place, rows, **options) as tier:
         costs = {"submit a store": _of_jobs(tier, tier.submit_store, parts, row_ids)}
         costs["submit a load"] = _of_jobs(tier, tier.submit_load, parts, row_ids)
         repeats = range(21)
@@ -143,8 +144,8 @@ def _rate(counted: Callable[[], int], work: Callable[[], None]) -> float:
     return (counted() - before) / (time.perf_counter() - begun)
 
 
-def _open(place: str | Path, rows: kvtier.HostRows) -> kvtier.TierManager:
-    return kvtier.open(place, identity=kvtier.Identity("bench/costs", 16, dtype="uint8"), rows=rows)
+def _open(place: str | Path, rows: kvtier.HostRows, **options: Any) -> kvtier.TierManager:
+    return kvtier.open(place, identity=kvtier.Identity("bench/costs", 16, dtype="uint8"), rows=rows, **options)
 
 
 def _move(tier: kvtier.TierManager, submit: Callable[..., None], numbers: range) -> None:

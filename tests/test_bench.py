@@ -1,13 +1,16 @@
-"""The side-by-side benchmark runs to its end; its figures are not judged here."""
+"""The side-by-side benchmarks run to their end; their figures are not judged here."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-BENCH = Path(__file__).resolve().parent.parent / "benches" / "vs_peer.py"
+ROOT = Path(__file__).resolve().parent.parent
+BENCH = ROOT / "benches" / "vs_peer.py"
+BENCH_S3 = ROOT / "benches" / "vs_obstore.py"
 
 
 @pytest.mark.slow
@@ -28,3 +31,18 @@ def test_the_benchmark_measures_each_way_and_leaves_nothing(tmp_path: Path) -> N
     assert all(moved["seconds"] > 0 for one in passes.values() for moved in (one["store"], one["load"]))
     assert found["us_per_key"]["lookup"] > 0
     assert {target["what"] for target in found["targets"]} >= {"submit, jobs of 32", "memory beyond the rows"}
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_buckets_measures_both_clients(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    options = ["--rounds", "1", "--row-bytes", "64KiB", "--round-bytes", "1MiB", "--json", str(figures)]
+    ran = subprocess.run(
+        [sys.executable, str(BENCH_S3), *options],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "scripts")}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (ran.returncode, ran.stderr) == (0, "")
+    found = json.loads(figures.read_text())
+    [rows] = found["rows"]
+    assert all(rows[way]["rate_ratio"] > 0 and rows[way]["cpu_ratio"] > 0 for way in ("store", "load"))
+    assert found["us_per_key"]["lookup"] > 0
