@@ -62,6 +62,11 @@ class HostRows:
     `torch.from_dlpack(rows)` are views of shape `(num_rows, row_bytes)` and bytes that share the memory and keep it
     alive.
 
+    The memory is this process's own: a forked child can't take new views of it or open a tier over it
+    (`ForkedProcessError`), and views that were there before the fork read as zeros there, whatever the parent does. So
+    a fork can't disturb a load that is under way. Rows that processes share are made with
+    `multiprocessing.shared_memory`.
+
     Args:
         num_rows: How many rows.
         row_bytes: Bytes of one row.
@@ -861,6 +866,10 @@ class Tier:
     @property
     def place(self) -> str:
         """Where the blocks are, without secrets."""
+
+    @property
+    def io_engine(self) -> str:
+        """How bytes move: "threads", "uring" or "network"."""
 
     @property
     def num_rows(self) -> int:

@@ -28,8 +28,9 @@ class TierConfig:
     layout: Literal["files"] = "files"
     """How blocks lie below a `file://` root: one file each."""
 
-    io_engine: Literal["auto", "threads"] = "auto"
-    """How system calls are made; "auto" takes the best that works here."""
+    io_engine: Literal["auto", "threads", "uring"] = "auto"
+    """How bytes move: by threads that each make one call at a time, or by a ring of Linux's io_uring. "auto" takes what
+    is quicker for the layout. Where the system refuses a ring, threads do it and the log says why."""
 
     verify: Literal["always", "never"] = "always"
     """Whether a loaded block is compared with its checksum. "never" still checks its length, key and identity."""

@@ -34,6 +34,9 @@ class Root:
     free_files: int
     """Files that this user can still make, where there is a limit."""
 
+    ring_refused: str | None
+    """Why this process can't use io_uring; None where it can."""
+
     refused: str | None = None
     """Why nothing could be tried; what follows is None then."""
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvtier::error::{Error, ErrorKind};
+use kvtier::io::uring;
 use kvtier::store::files::{Abilities, Contents, FoundBlocks, FoundNamespace, Root, RootReport};
 use kvtier::store::object::{Bucket, BucketReport, Checksums, Trials};
 use kvtier::store::url::Place;
@@ -44,6 +45,7 @@ pub(crate) fn inspect_root<'py>(py: Python<'py>, url: &str) -> Result<Bound<'py,
         found.set_item("free_bytes", report.free_bytes)?;
         found.set_item("total_files", report.total_files)?;
         found.set_item("free_files", report.free_files)?;
+        found.set_item("ring_refused", uring::availability().err().map(|error| error.to_string()))?;
         match abilities {
             Ok(Abilities { publishing, direct_io, locks }) => {
                 found.set_item("publishing", publishing.as_str())?;

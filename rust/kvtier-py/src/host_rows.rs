@@ -23,6 +23,10 @@ use crate::errors::{Failure, Result, guarded};
 /// `memoryview(rows)`, `numpy.asarray(rows)` and `torch.from_dlpack(rows)` are views of shape `(num_rows, row_bytes)`
 /// and bytes that share the memory and keep it alive.
 ///
+/// The memory is this process's own: a forked child can't take new views of it or open a tier over it
+/// (`ForkedProcessError`), and views that were there before the fork read as zeros there, whatever the parent does. So a
+/// fork can't disturb a load that is under way. Rows that processes share are made with `multiprocessing.shared_memory`.
+///
 /// Args:
 ///     num_rows: How many rows.
 ///     row_bytes: Bytes of one row.
@@ -117,6 +121,7 @@ impl HostRows {
             return Err(PyBufferError::new_err("no room for the answer"));
         }
         let this = slf.get();
+        this.rows.check_home().map_err(Failure::from)?;
         let asked = |flag: c_int| flags & flag == flag;
         if asked(ffi::PyBUF_F_CONTIGUOUS) && this.shape[0] > 1 && this.shape[1] > 1 {
             return Err(PyBufferError::new_err("HostRows are C-contiguous, not Fortran-contiguous"));
@@ -167,7 +172,7 @@ impl DlpackExporter for HostRows {
     }
 
     fn prepare_export(&self, _py: Python<'_>, _request: &ExportRequest<'_>) -> PyResult<()> {
-        Ok(())
+        Ok(self.rows.check_home().map_err(Failure::from)?)
     }
 
     fn export_legacy(&self, _py: Python<'_>) -> PyResult<Managed<DLManagedTensor>> {

@@ -256,6 +256,12 @@ impl Tier {
         &self.engine.store_info().place
     }
 
+    /// How bytes move: "threads", "uring" or "network".
+    #[getter]
+    fn io_engine(&self) -> &'static str {
+        self.engine.store_info().io_engine
+    }
+
     /// How many rows there are.
     #[getter]
     fn num_rows(&self) -> usize {

@@ -101,6 +101,8 @@ choice! {
         Auto = "auto",
         /// Threads that call `preadv` and `pwritev`.
         Threads = "threads",
+        /// A ring of `io_uring`; threads where it can't be had.
+        Uring = "uring",
     }
 }
 

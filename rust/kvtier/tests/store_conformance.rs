@@ -26,6 +26,10 @@ fn buffered() -> FilesPlace {
     FilesPlace::new(|config| config.direct_io = DirectIo::Off)
 }
 
+fn buffered_on_a_ring() -> FilesPlace {
+    FilesPlace::on_a_ring(|config| config.direct_io = DirectIo::Off)
+}
+
 /// As on a network file system.
 fn through_scratch() -> FilesPlace {
     FilesPlace::new(|config| {
@@ -73,6 +77,8 @@ macro_rules! conformance {
             use super::Publishing; }
         mod files_through_the_page_cache { $(#[test] fn $test() { super::$test(&super::buffered()); })+ }
         mod files_through_scratch { $(#[test] fn $test() { super::$test(&super::through_scratch()); })+ }
+        mod files_on_a_ring { $(#[test] fn $test() { super::$test(&super::FilesPlace::on_a_ring(|_| {})); })+ }
+        mod files_on_a_ring_through_the_page_cache { $(#[test] fn $test() { super::$test(&super::buffered_on_a_ring()); })+ }
         mod bucket { $(#[test] fn $test() { super::$test(&super::BucketPlace::stub()); })+ }
         mod bucket_in_parts { $(#[test] fn $test() { super::$test(&super::in_parts()); })+ }
         mod bucket_without_conditions { $(#[test] fn $test() { super::$test(&super::without_conditions()); })+ }

@@ -56,7 +56,7 @@ def of_root(root: Root, row_bytes: int | None) -> list[Finding]:
     """Everything about the directory itself, for rows of that length if it is known."""
     findings = [_file_system(root), _permissions(root)]
     if not root.refused:
-        findings += [_publishing(root), _locks(root), _direct_io(root)]
+        findings += [_publishing(root), _locks(root), _direct_io(root), _io_uring(root)]
         if row_bytes:
             findings.append(_rows(root, row_bytes))
     return [*findings, *_room(root, row_bytes)]
@@ -135,6 +135,14 @@ def _direct_io(root: Root) -> Finding:
         return Finding("direct IO", State.FINE, f"works, alignment {align}", used)
     used = 'all goes through the page cache; direct_io="on" is refused'
     return Finding("direct IO", State.NOTE, f"not on {root.file_system}", used)
+
+
+def _io_uring(root: Root) -> Finding:
+    if not root.ring_refused:
+        used = 'io_engine="uring" makes transfers through a ring; "auto" does where a layout gains by it'
+        return Finding("io_uring", State.FINE, "works", used)
+    change = "if more speed is wanted: allow it in the container's seccomp profile, or set kernel.io_uring_disabled=0"
+    return Finding("io_uring", State.NOTE, root.ring_refused, "threads make all transfers", change)
 
 
 def _rows(root: Root, row_bytes: int) -> Finding:

@@ -4,7 +4,8 @@
 //! [`RowLease`], which keeps the region alive and knows by its [`Gate`] whether the operation is still open: once an
 //! operation's result is out, the row belongs to the engine again and nobody here may touch it.
 //! [`IoMemory`] puts a row and scratch pages together into the segments of one vectored transfer, and owns both until
-//! the transfer has ended.
+//! the transfer has ended. What a fork could do to a transfer under way is said in `host` for rows and in `scratch` for
+//! scratch pages; rows in memory of the engine's own are as safe as that memory is (shared, or kept from children).
 
 mod gate;
 mod host;

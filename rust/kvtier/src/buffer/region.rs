@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::process::{self, Home};
 
 /// One piece of memory that holds a part of every row, such as one layer's tensor.
 ///
@@ -55,6 +56,8 @@ pub struct Region {
     num_rows: usize,
     row_bytes: usize,
     writable: bool,
+    /// The one process whose memory this is, where forked children are kept out.
+    home: Option<Home>,
     /// Keeps the memory alive; dropped with the last lease, on whichever thread that is.
     _owner: Box<dyn Any + Send + Sync>,
 }
@@ -102,12 +105,19 @@ impl Region {
             }
         }
         let row_bytes = parts.iter().map(|p| p.row_bytes).sum();
-        Ok(Arc::new(Self { parts, num_rows, row_bytes, writable, _owner: owner }))
+        Ok(Arc::new(Self { parts, num_rows, row_bytes, writable, home: None, _owner: owner }))
     }
 
-    /// A region over one writable mapping that `owner` holds and whose geometry is known to be sound.
-    pub(super) fn of_mapping(part: RowPart, num_rows: usize, owner: Box<dyn Any + Send + Sync>) -> Arc<Self> {
-        Arc::new(Self { parts: vec![part], num_rows, row_bytes: part.row_bytes, writable: true, _owner: owner })
+    /// A region over one writable mapping that `owner` holds, that only `home` has, and whose geometry is known to be
+    /// sound.
+    pub(super) fn of_mapping(
+        part: RowPart,
+        num_rows: usize,
+        home: Home,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Arc<Self> {
+        let (parts, home) = (vec![part], Some(home));
+        Arc::new(Self { parts, num_rows, row_bytes: part.row_bytes, writable: true, home, _owner: owner })
     }
 
     /// The first `row_bytes` bytes of each row, as a region of its own.
@@ -135,8 +145,19 @@ impl Region {
             })
             .filter(|part| part.row_bytes > 0)
             .collect();
-        let (num_rows, writable) = (self.num_rows, self.writable);
-        Ok(Arc::new(Self { parts, num_rows, row_bytes, writable, _owner: Box::new(Arc::clone(self)) }))
+        let (num_rows, writable, home) = (self.num_rows, self.writable, self.home);
+        Ok(Arc::new(Self { parts, num_rows, row_bytes, writable, home, _owner: Box::new(Arc::clone(self)) }))
+    }
+
+    /// Whether this process has the memory.
+    ///
+    /// # Errors
+    /// `Forked` for [`HostRows`](super::HostRows) of the parent: what they held is not there in a forked child.
+    pub fn check_home(&self) -> Result<()> {
+        match self.home {
+            Some(home) if !home.is_surely_here() => Err(process::forked("memory for rows", home)),
+            _ => Ok(()),
+        }
     }
 
     /// How many rows there are.

@@ -1,4 +1,7 @@
 //! kvtier's own aligned memory, recycled through a bounded pool.
+//!
+//! Unlike [`HostRows`](super::HostRows) it need not be kept from forked children: a buffer is a number of whole pages of
+//! its own, and nobody writes to them while a transfer has them, so a fork gives the parent no reason to move one.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt;

@@ -129,6 +129,19 @@ impl IoMemory {
         f(&mut slices)
     }
 
+    /// Address and length of each segment still to write, for a system call that goes on after it was begun: they are
+    /// good while this value lives, wherever it is moved to. The caller keeps it until the call has ended.
+    pub(crate) fn left_to_write(&self) -> impl Iterator<Item = (NonNull<u8>, usize)> + '_ {
+        self.left().map(|s| (s.base, s.len))
+    }
+
+    /// The same for what is still to fill, which nobody touches before the call has ended; nothing when this memory is an
+    /// [`IoMemory::source`].
+    pub(crate) fn left_to_fill(&mut self) -> impl Iterator<Item = (NonNull<u8>, usize)> + '_ {
+        let writable = !matches!(self.row, Row::Source(_));
+        self.left().filter(move |_| writable).map(|s| (s.base, s.len))
+    }
+
     /// The lease of the row that is being written to storage.
     pub fn source_lease(&self) -> Option<&RowLease> {
         match &self.row {

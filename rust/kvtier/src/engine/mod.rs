@@ -192,8 +192,9 @@ impl Engine {
     ///
     /// # Errors
     /// `Config` when a limit is zero or the rows' size is not the store's, `Unavailable` when the system has no thread
-    /// or descriptor left.
+    /// or descriptor left, `Forked` when the rows are kept from this process.
     pub fn start(store: Arc<dyn BlockStore>, region: Arc<Region>, config: EngineConfig) -> Result<Self> {
+        region.check_home()?;
         let info = store.info();
         if config.max_inflight_ops == 0 || config.max_inflight_bytes == 0 || config.max_queued_store_bytes == 0 {
             return Err(Error::new(ErrorKind::Config, "the engine's limits must be positive"));

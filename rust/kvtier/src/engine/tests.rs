@@ -134,6 +134,7 @@ impl BlockStore for Script {
             payload_bytes: ROW,
             concurrency: self.threads,
             threads: self.threads,
+            io_engine: "threads",
             read_only: false,
             exclusive: self.exclusive,
             listed: false,

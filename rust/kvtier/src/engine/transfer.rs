@@ -35,6 +35,7 @@ impl Engine {
             return Err(Error::new(ErrorKind::InvalidInput, message));
         }
         for (region, _) in rows {
+            region.check_home()?;
             shared.check_access(kind, region.is_writable())?;
         }
         if kind == JobKind::Load

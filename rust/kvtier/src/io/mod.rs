@@ -4,23 +4,31 @@
 //! An [`IoEngine`] runs two kinds of work: transfers ([`IoEngine::submit`]), and tasks that may block in system calls
 //! which have no asynchronous form, such as opening and linking files ([`IoEngine::spawn`]). It never sees a key.
 
+mod choice;
 mod direct;
 mod filesystem;
 mod runtime;
+#[cfg(test)]
+mod tests;
 mod threads;
+pub mod uring;
 
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::io::Errno;
+
 use crate::buffer::{IoMemory, Region};
 use crate::error::Result;
 
+pub use choice::engine_for;
 pub use direct::DirectIo;
 pub use filesystem::FileSystem;
 pub use runtime::Runtime;
 pub use threads::ThreadEngine;
+pub use uring::UringEngine;
 
 /// Work that may block; runs on a thread of the engine.
 pub type Task = Box<dyn FnOnce() + Send>;
@@ -51,6 +59,13 @@ pub struct Transfer {
     pub memory: IoMemory,
 }
 
+impl Transfer {
+    /// The end of a transfer that was not begun, or not finished, before the engine was stopped.
+    fn cancelled(self) -> Transferred {
+        Transferred { memory: self.memory, result: Err(Errno::CANCELED.into()) }
+    }
+}
+
 /// A transfer that has ended.
 #[derive(Debug)]
 pub struct Transferred {
@@ -67,6 +82,11 @@ pub trait IoEngine: Send + Sync + 'static {
 
     /// How many transfers make progress at the same time.
     fn depth(&self) -> usize;
+
+    /// How many threads run tasks and completions.
+    fn threads(&self) -> usize {
+        self.depth()
+    }
 
     /// Runs `task` on a thread of the engine, as soon as one is free. After [`IoEngine::stop`] it is dropped unrun.
     fn spawn(&self, task: Task);

@@ -63,6 +63,8 @@ pub struct StoreInfo {
     /// Threads that begin operations. A store that works on an operation until it is done wants as many as it has; one
     /// that returns at once and answers later wants few.
     pub threads: usize,
+    /// How bytes move: the [`IoEngine`](crate::io::IoEngine)'s name, or `"network"`.
+    pub io_engine: &'static str,
     /// Whether stores are refused.
     pub read_only: bool,
     /// Whether nobody else can add blocks while this store is open, so that its own knowledge is complete.

@@ -12,7 +12,7 @@ use crate::config::{self, TierConfig};
 use crate::error::{Error, ErrorKind, Result};
 use crate::frame::{BlockFormat, ChecksumAlgorithm};
 use crate::identity::{Namespace, NamespaceKind};
-use crate::io::{IoEngine, ThreadEngine};
+use crate::io::{ThreadEngine, engine_for};
 
 const ACCEPTED: &str = "file:///absolute/path, a plain path, s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, or memory://name";
 
@@ -96,7 +96,6 @@ impl fmt::Display for Place {
 /// started.
 pub fn open(place: &Place, namespace: &Namespace, config: &TierConfig) -> Result<Arc<dyn BlockStore>> {
     place.check(config)?;
-    let threads = || -> Result<Arc<dyn IoEngine>> { Ok(ThreadEngine::start("kvtier-io", config.io_threads)?) };
     match place {
         Place::Files(root) => {
             let files = FilesConfig {
@@ -110,7 +109,8 @@ pub fn open(place: &Place, namespace: &Namespace, config: &TierConfig) -> Result
                 dir_mode: config.dir_mode,
                 ..FilesConfig::new(format_of(namespace))
             };
-            Ok(Arc::new(FilesStore::open(root, namespace, files, threads()?)?))
+            let io = engine_for(config.io_engine, FilesStore::RING_GAINS, config.io_threads)?;
+            Ok(Arc::new(FilesStore::open(root, namespace, files, io)?))
         }
         Place::Memory(name) => {
             let memory = MemoryConfig {
@@ -120,7 +120,7 @@ pub fn open(place: &Place, namespace: &Namespace, config: &TierConfig) -> Result
                 verify: config.verify,
                 read_only: config.read_only,
             };
-            Ok(Arc::new(MemoryStore::open(memory, threads()?)))
+            Ok(Arc::new(MemoryStore::open(memory, ThreadEngine::start("kvtier-io", config.io_threads)?)))
         }
         Place::Objects(bucket) => {
             let objects = BucketConfig {

@@ -15,10 +15,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::channel;
 
 use kvtier::buffer::{HostRows, Region, RowLease};
+use kvtier::config::IoEngineChoice;
 use kvtier::error::Result;
 use kvtier::frame::Verify;
 use kvtier::identity::{Facts, Identity, Namespace, NamespaceKind};
-use kvtier::io::ThreadEngine;
+use kvtier::io::{IoEngine, ThreadEngine, engine_for};
 use kvtier::layout::BlockKey;
 use kvtier::store::faulty::{Faults, FaultyStore};
 use kvtier::store::files::{FilesConfig, FilesStore};
@@ -50,6 +51,19 @@ impl Open {
         facts.row_bytes = Some(self.payload_bytes as u64);
         Namespace::new(&Identity::new(facts).unwrap(), self.kind).unwrap()
     }
+}
+
+/// The IO engine of a test's store: threads, or what `KVTIER_TEST_IO_ENGINE` says (`make test` says `uring` once).
+pub fn io(threads: usize) -> Arc<dyn IoEngine> {
+    match std::env::var("KVTIER_TEST_IO_ENGINE").as_deref() {
+        Ok("uring") => ring(threads),
+        _ => ThreadEngine::start("test-io", threads).unwrap(),
+    }
+}
+
+/// A ring; threads where it can't be had.
+pub fn ring(threads: usize) -> Arc<dyn IoEngine> {
+    engine_for(IoEngineChoice::Uring, true, threads).unwrap()
 }
 
 /// Somewhere that stores can be opened at, again and again.
@@ -255,11 +269,18 @@ type Configure = Box<dyn Fn(&mut FilesConfig)>;
 pub struct FilesPlace {
     root: tempfile::TempDir,
     configure: Configure,
+    io: fn(usize) -> Arc<dyn IoEngine>,
 }
 
 impl FilesPlace {
     pub fn new(configure: impl Fn(&mut FilesConfig) + 'static) -> Self {
-        Self { root: tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap(), configure: Box::new(configure) }
+        let root = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        Self { root, configure: Box::new(configure), io }
+    }
+
+    /// Whose transfers go through a ring of `io_uring`.
+    pub fn on_a_ring(configure: impl Fn(&mut FilesConfig) + 'static) -> Self {
+        Self { io: ring, ..Self::new(configure) }
     }
 
     /// On a file system in memory, where there is one.
@@ -291,8 +312,7 @@ impl Place for FilesPlace {
         config.verify = open.verify;
         config.read_only = open.read_only;
         (self.configure)(&mut config);
-        let io = ThreadEngine::start("test-io", 4).unwrap();
-        Arc::new(FilesStore::open(self.root(), &namespace, config, io).unwrap())
+        Arc::new(FilesStore::open(self.root(), &namespace, config, (self.io)(4)).unwrap())
     }
 
     fn read(&self, open: &Open, key: &BlockKey) -> Option<Vec<u8>> {

@@ -1,0 +1,447 @@
+//! The ring's thread: what it is sent, what the kernel is working on, and how both end.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{Errno, write};
+
+use super::super::{Completion, Direction, ThreadEngine, Transfer, Transferred};
+use super::probe;
+use crate::error::{Error, ErrorKind, Result};
+use crate::sync::{Condvar, Mutex};
+
+/// More than any device needs, and less than any kernel's limit.
+pub(super) const MOST_DEPTH: usize = 4096;
+
+/// Segments that the kernel takes at once.
+const MOST_SEGMENTS: usize = 1024;
+
+/// Bytes of a longer segment that are asked for at once; the kernel moves 2 GiB less a page at most.
+const MOST_BYTES: usize = 1 << 30;
+
+/// The bell and the cancellation, beside the transfers.
+const EXTRA_ENTRIES: usize = 2;
+
+/// What completions are told apart by: transfers have the number of their slot.
+const BELL: u64 = u64::MAX;
+const CANCELLATION: u64 = u64::MAX - 1;
+
+/// How long to wait when the kernel has no memory for more instructions and nothing is under way.
+const BREATHER: Duration = Duration::from_millis(1);
+
+/// How often a thread that waits for the ring's end looks at the clock when it has no deadline.
+const A_WHILE: Duration = Duration::from_secs(3600);
+
+thread_local! {
+    /// The mailbox that this thread serves, by its address; 0 for none.
+    static SERVES: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Where transfers wait for the ring's thread.
+#[derive(Debug)]
+pub(super) struct Mailbox {
+    state: Mutex<State>,
+    /// The ring's thread has ended.
+    ended: Condvar,
+    /// An eventfd that the ring polls.
+    bell: OwnedFd,
+    /// The ring's descriptor, for a test that breaks it.
+    #[cfg(test)]
+    pub(super) ring: std::sync::atomic::AtomicI32,
+}
+
+struct State {
+    waiting: VecDeque<(Transfer, Completion)>,
+    /// The thread has seen that nothing waits, so it has to be woken.
+    asleep: bool,
+    phase: Phase,
+    has_ended: bool,
+}
+
+/// How far the ring is on its way to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Open,
+    /// Nothing new begins; what is under way may end by itself.
+    Closed,
+    /// What the kernel has not begun shall not begin either.
+    Cancelled,
+}
+
+/// What became of a transfer that was sent.
+pub(super) enum Posted {
+    Taken,
+    Stopped(Transfer, Completion),
+    NoRing(Transfer, Completion),
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("State")
+            .field("waiting", &self.waiting.len())
+            .field("phase", &self.phase)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Starts a ring's thread; what is to be done is posted to the mailbox.
+pub(super) fn start(name: &str, tasks: &Arc<ThreadEngine>, depth: usize) -> Result<Arc<Mailbox>> {
+    let unavailable = |what: &str, e: io::Error| {
+        Error::new(ErrorKind::Unavailable, format!("{what} can't be had: {e}")).with_source(e)
+    };
+    let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        .map_err(|e| unavailable("a descriptor for the ring", e.into()))?;
+    let state = State { waiting: VecDeque::new(), asleep: false, phase: Phase::Open, has_ended: false };
+    let mailbox = Arc::new(Mailbox {
+        state: Mutex::new(state),
+        ended: Condvar::new(),
+        bell,
+        #[cfg(test)]
+        ring: std::sync::atomic::AtomicI32::new(-1),
+    });
+    let (answer, answered) = mpsc::sync_channel(1);
+    let (served, tasks) = (Arc::clone(&mailbox), Arc::clone(tasks));
+    let life = move || {
+        SERVES.set(Arc::as_ptr(&served).addr());
+        match RingThread::set_up(Arc::clone(&served), tasks, depth) {
+            Ok(thread) => {
+                let _ = answer.send(Ok(()));
+                // A panic would be a defect; whatever ends the thread, its table sees to what is under way.
+                let _ = catch_unwind(AssertUnwindSafe(|| thread.run()));
+            }
+            Err(error) => {
+                let _ = answer.send(Err(error));
+            }
+        }
+    };
+    thread::Builder::new().name(name.to_owned()).spawn(life).map_err(|e| unavailable("a thread for the ring", e))?;
+    match answered.recv() {
+        Ok(made) => made.map(|()| mailbox),
+        Err(_) => Err(Error::new(ErrorKind::Internal, "the ring's thread ended before it began")),
+    }
+}
+
+impl Mailbox {
+    pub(super) fn post(&self, transfer: Transfer, done: Completion) -> Posted {
+        let mut state = self.state.lock();
+        if state.phase != Phase::Open {
+            return Posted::Stopped(transfer, done);
+        }
+        if state.has_ended {
+            return Posted::NoRing(transfer, done);
+        }
+        state.waiting.push_back((transfer, done));
+        let wake = std::mem::take(&mut state.asleep);
+        drop(state);
+        if wake {
+            self.ring_bell();
+        }
+        Posted::Taken
+    }
+
+    /// Nothing new begins from now on; hands out what was waiting.
+    pub(super) fn close(&self) -> VecDeque<(Transfer, Completion)> {
+        let mut state = self.state.lock();
+        if state.phase == Phase::Open {
+            state.phase = Phase::Closed;
+        }
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        self.ring_bell();
+        waiting
+    }
+
+    /// Waits until the thread has ended; false when it has not by then, and what it waits for in the kernel is to be
+    /// cancelled, as far as the kernel has not begun it. Never waits for the calling thread.
+    pub(super) fn wait_for_end(&self, until: Option<Instant>) -> bool {
+        let mut state = self.state.lock();
+        let own = SERVES.get() == std::ptr::from_ref(self).addr();
+        while !state.has_ended && !own {
+            if self.ended.wait_until(&mut state, until.unwrap_or_else(|| Instant::now() + A_WHILE)) && until.is_some() {
+                state.phase = Phase::Cancelled;
+                drop(state);
+                self.ring_bell();
+                return false;
+            }
+        }
+        true
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.state.lock().waiting.is_empty()
+    }
+
+    #[cfg(test)]
+    pub(super) fn has_ended(&self) -> bool {
+        self.state.lock().has_ended
+    }
+
+    fn ring_bell(&self) {
+        // Refused only when the counter is full: then it rings already.
+        let _ = write(&self.bell, &1_u64.to_ne_bytes());
+    }
+}
+
+/// A ring, its table, and where ended transfers go. It stays on the thread that made it.
+struct RingThread {
+    ring: IoUring,
+    mailbox: Arc<Mailbox>,
+    tasks: Arc<ThreadEngine>,
+    flights: Vec<Option<Flight>>,
+    free: Vec<usize>,
+    /// Slots whose (next) instruction is still to be given to the ring.
+    to_begin: Vec<usize>,
+    /// Transfers that have ended and are to be completed.
+    landed: Vec<(Transferred, Completion)>,
+    bell_is_polled: bool,
+    cancelling: bool,
+    /// Dropped last, when the ring is closed.
+    _end: EndNotice,
+}
+
+/// Tells of the thread's end, and leaves what waits to the task threads.
+struct EndNotice {
+    mailbox: Arc<Mailbox>,
+    tasks: Arc<ThreadEngine>,
+}
+
+/// A transfer that the kernel works on, or soon will.
+struct Flight {
+    transfer: Transfer,
+    done: Completion,
+    segments: Vec<Segment>,
+}
+
+/// Laid out as the system's `struct iovec`.
+#[repr(C)]
+struct Segment {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+impl RingThread {
+    fn set_up(mailbox: Arc<Mailbox>, tasks: Arc<ThreadEngine>, depth: usize) -> Result<Self> {
+        let entries = (depth + EXTRA_ENTRIES).next_power_of_two();
+        let ring = probe::make(u32::try_from(entries).unwrap_or(u32::MAX))?;
+        #[cfg(test)]
+        mailbox.ring.store(ring.as_raw_fd(), std::sync::atomic::Ordering::Relaxed);
+        let end = EndNotice { mailbox: Arc::clone(&mailbox), tasks: Arc::clone(&tasks) };
+        Ok(Self {
+            ring,
+            mailbox,
+            tasks,
+            flights: (0..depth).map(|_| None).collect(),
+            free: (0..depth).rev().collect(),
+            to_begin: Vec::with_capacity(depth),
+            landed: Vec::with_capacity(depth),
+            bell_is_polled: false,
+            cancelling: false,
+            _end: end,
+        })
+    }
+
+    fn run(mut self) {
+        let mut ends = Vec::with_capacity(self.flights.len());
+        loop {
+            let phase = self.take_mail();
+            if phase != Phase::Open && self.free.len() == self.flights.len() {
+                return;
+            }
+            self.give_instructions(phase);
+            let entered = self.enter();
+            ends.extend(self.ring.completion().map(|end| (end.user_data(), end.result(), end.flags())));
+            for (what, result, flags) in ends.drain(..) {
+                match usize::try_from(what).ok().filter(|slot| *slot < self.flights.len()) {
+                    Some(slot) => self.ended(slot, result),
+                    None if what == BELL => self.bell_is_polled = cqueue::more(flags),
+                    None => {}
+                }
+            }
+            self.tasks.complete(&mut self.landed);
+            if let Err(error) = entered {
+                log::warn!("io_uring stopped working, threads make the transfers from now on: {error}");
+                return;
+            }
+        }
+    }
+
+    /// Takes as many transfers as there are free slots.
+    fn take_mail(&mut self) -> Phase {
+        let mut state = self.mailbox.state.lock();
+        while let Some(slot) = self.free.pop() {
+            let Some((transfer, done)) = state.waiting.pop_front() else {
+                self.free.push(slot);
+                break;
+            };
+            self.flights[slot] = Some(Flight { transfer, done, segments: Vec::new() });
+            self.to_begin.push(slot);
+        }
+        state.asleep = state.waiting.is_empty();
+        state.phase
+    }
+
+    fn give_instructions(&mut self, phase: Phase) {
+        if !self.bell_is_polled {
+            let bell = types::Fd(self.mailbox.bell.as_raw_fd());
+            let poll = opcode::PollAdd::new(bell, POLLIN).multi(true).build().user_data(BELL);
+            // SAFETY: refers to no memory; the kernel keeps the eventfd itself.
+            self.bell_is_polled = unsafe { self.ring.submission().push(&poll) }.is_ok();
+        }
+        if phase == Phase::Cancelled && !self.cancelling {
+            let everything = types::CancelBuilder::any().all();
+            let cancel = opcode::AsyncCancel2::new(everything).build().user_data(CANCELLATION);
+            // SAFETY: refers to no memory.
+            self.cancelling = unsafe { self.ring.submission().push(&cancel) }.is_ok();
+        }
+        let mut postponed = 0;
+        for at in 0..self.to_begin.len() {
+            let slot = self.to_begin[at];
+            let Some(instruction) = self.flights[slot].as_mut().and_then(Flight::instruction) else {
+                self.land(slot, Ok(()));
+                continue;
+            };
+            // SAFETY: the flight owns the segments, the memory that they lead to, and the file. It stays in the table,
+            // whatever happens, until the kernel's answer to this instruction has arrived (`land` is called by nobody
+            // else, and `drop` leaks it).
+            let pushed = unsafe { self.ring.submission().push(&instruction.user_data(slot as u64)) };
+            if pushed.is_err() {
+                self.to_begin[postponed] = slot;
+                postponed += 1;
+            }
+        }
+        self.to_begin.truncate(postponed);
+    }
+
+    /// Hands the instructions to the kernel and waits until something has ended.
+    fn enter(&mut self) -> io::Result<()> {
+        let wanted = usize::from(self.landed.is_empty());
+        let Err(error) = self.ring.submit_and_wait(wanted) else { return Ok(()) };
+        match Errno::from_io_error(&error) {
+            Some(Errno::INTR) => Ok(()),
+            // No memory, or completions have to be taken first: what was not taken stays in the ring.
+            Some(Errno::AGAIN | Errno::BUSY | Errno::NOMEM) => {
+                if self.ring.completion().is_empty() {
+                    thread::sleep(BREATHER);
+                }
+                Ok(())
+            }
+            _ => Err(error),
+        }
+    }
+
+    /// The kernel is done with one instruction.
+    fn ended(&mut self, slot: usize, result: i32) {
+        let Some(Flight { transfer, .. }) = self.flights[slot].as_mut() else { return };
+        match u32::try_from(result) {
+            Ok(0) if transfer.direction == Direction::Read => self.land(slot, Ok(())),
+            Ok(0) => self.land(slot, Err(io::ErrorKind::WriteZero.into())),
+            Ok(moved) => {
+                transfer.memory.advance(moved as usize);
+                if transfer.memory.left_bytes() == 0 {
+                    self.land(slot, Ok(()));
+                } else if self.cancelling {
+                    self.land(slot, Err(Errno::CANCELED.into()));
+                } else {
+                    self.to_begin.push(slot);
+                }
+            }
+            Err(_) => match Errno::from_raw_os_error(result.saturating_neg()) {
+                Errno::INTR if !self.cancelling => self.to_begin.push(slot),
+                // A file that is open for non-blocking use, on a file system that can't wait for it in the background.
+                Errno::AGAIN if !self.cancelling => {
+                    if let Some(Flight { transfer, done, .. }) = self.flights[slot].take() {
+                        self.free.push(slot);
+                        self.tasks.queue(transfer, done);
+                    }
+                }
+                errno => self.land(slot, Err(errno.into())),
+            },
+        }
+    }
+
+    /// A transfer is over, and the kernel doesn't know of it any more.
+    fn land(&mut self, slot: usize, result: io::Result<()>) {
+        if let Some(Flight { transfer, done, .. }) = self.flights[slot].take() {
+            self.free.push(slot);
+            self.landed.push((Transferred { memory: transfer.memory, result }, done));
+        }
+    }
+}
+
+impl Flight {
+    /// What the kernel is to do next; `None` when there is nothing to move.
+    fn instruction(&mut self) -> Option<squeue::Entry> {
+        let Transfer { ref file, offset, direction, ref mut memory } = self.transfer;
+        let file = types::Fd(file.as_raw_fd());
+        let offset = offset + memory.done_bytes() as u64;
+        self.segments.clear();
+        match direction {
+            Direction::Read => take_segments(&mut self.segments, memory.left_to_fill()),
+            Direction::Write => take_segments(&mut self.segments, memory.left_to_write()),
+        }
+        let list = self.segments.as_ptr().cast();
+        let count = self.segments.len() as u32;
+        Some(match (direction, self.segments.as_slice()) {
+            (_, []) => return None,
+            (Direction::Read, [only]) => {
+                opcode::Read::new(file, only.base.as_ptr(), only.len as u32).offset(offset).build()
+            }
+            (Direction::Write, [only]) => {
+                opcode::Write::new(file, only.base.as_ptr(), only.len as u32).offset(offset).build()
+            }
+            (Direction::Read, _) => opcode::Readv::new(file, list, count).offset(offset).build(),
+            (Direction::Write, _) => opcode::Writev::new(file, list, count).offset(offset).build(),
+        })
+    }
+}
+
+/// As many of the segments as one instruction takes. One that is cut short is the last.
+fn take_segments(taken: &mut Vec<Segment>, all: impl Iterator<Item = (NonNull<u8>, usize)>) {
+    for (base, len) in all.take(MOST_SEGMENTS) {
+        taken.push(Segment { base, len: len.min(MOST_BYTES) });
+        if len > MOST_BYTES {
+            break;
+        }
+    }
+}
+
+impl Drop for RingThread {
+    fn drop(&mut self) {
+        // Usually nothing is under way. Otherwise the ring has failed: the kernel may go on moving bytes after it was
+        // closed, so the memory must stay for ever, and with it, for a load, the engine's result.
+        for flight in self.flights.drain(..).flatten() {
+            let Flight { transfer, done, segments } = flight;
+            std::mem::forget((transfer.memory, segments));
+            // Whoever waits for the answer learns of the end by the drop of what the completion had captured.
+            let _ = catch_unwind(AssertUnwindSafe(|| drop(done)));
+        }
+        self.tasks.complete(&mut self.landed);
+    }
+}
+
+impl Drop for EndNotice {
+    fn drop(&mut self) {
+        let waiting = {
+            let mut state = self.mailbox.state.lock();
+            state.has_ended = true;
+            std::mem::take(&mut state.waiting)
+        };
+        self.mailbox.ended.notify_all();
+        for (transfer, done) in waiting {
+            self.tasks.queue(transfer, done);
+        }
+    }
+}
+
+/// `POLLIN`, whose number is the same on every Linux.
+const POLLIN: u32 = 1;
