@@ -297,6 +297,7 @@ class Identity:
         row_bytes: Bytes from one row to the next, padding included. Filled in from the rows when a tier opens.
         payload_bytes: Bytes of a row that are stored, where strides differ between engines that share; it is hashed in
             place of `row_bytes`.
+        worker_bytes: Bytes of a block that each worker keeps, where a row joins the parts of all workers.
         blocks_per_chunk: Blocks that the engine joins into one row.
         kv_cache_layout: Name of the KV layout, such as ``"HND"``.
         model_id: The model's name wherever it is loaded from; hashed in place of `model_name`.
@@ -330,6 +331,7 @@ class Identity:
         *,
         row_bytes: int | None = None,
         payload_bytes: int | None = None,
+        worker_bytes: int | None = None,
         blocks_per_chunk: int | None = None,
         kv_cache_layout: str | None = None,
         model_id: str | None = None,
@@ -349,6 +351,7 @@ class Identity:
         replicated_layout: bool | None = None,
         row_bytes: int | None = None,
         payload_bytes: int | None = None,
+        worker_bytes: int | None = None,
         blocks_per_chunk: int | None = None,
         kv_cache_layout: str | None = None,
         model_id: str | None = None,
@@ -371,6 +374,7 @@ class Identity:
             replicated_layout: The caller's own statement, in place of the spec's: vLLM leaves a single worker out.
             row_bytes: As for the constructor, and so are the rest.
             payload_bytes: As for the constructor.
+            worker_bytes: As for the constructor.
             blocks_per_chunk: In place of the spec's.
             kv_cache_layout: In place of the spec's.
             model_id: As for the constructor.
@@ -448,6 +452,10 @@ class Identity:
     @property
     def payload_bytes(self) -> int | None:
         """Bytes of a row that are stored, if not all of it."""
+
+    @property
+    def worker_bytes(self) -> int | None:
+        """Bytes of a block that each worker keeps, where a row joins the parts of all workers."""
 
     @property
     def blocks_per_chunk(self) -> int | None:

@@ -87,6 +87,7 @@ _OPTIONS: dict[str, Any] = {
     "canonical_format": _option(str, "The engine's canonical byte format."),
     "row_bytes": _option(int, "Bytes from one row to the next."),
     "payload_bytes": _option(int, "Bytes of a row that are stored, where strides differ."),
+    "worker_bytes": _option(int, "Bytes of a block that each worker keeps, where a row joins their parts."),
     "blocks_per_chunk": _option(int, "Blocks that the engine joins into one row."),
     "kv_cache_layout": _option(str, "Name of the KV layout, such as HND."),
     "model_id": _option(str, "The model's name wherever it is loaded from."),

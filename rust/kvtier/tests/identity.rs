@@ -132,6 +132,7 @@ fn facts_of(given: &Object) -> Facts {
         canonical_format: given.optional_text("canonical_format"),
         row_bytes: given.optional_size("row_bytes"),
         payload_bytes: given.optional_size("payload_bytes"),
+        worker_bytes: given.optional_size("worker_bytes"),
         blocks_per_chunk: given.optional_size("blocks_per_chunk"),
         kv_cache_layout: given.optional_text("kv_cache_layout"),
         model_id: given.optional_text("model_id"),

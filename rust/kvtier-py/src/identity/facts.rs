@@ -33,14 +33,14 @@ impl PyIdentity {
             pp_size=Arg::Default, pcp_size=Arg::Default, dcp_size=Arg::Default, rank=Arg::Default, dtype=Arg::Default,
             kv_cache_groups=Arg::Default, inference_engine=Arg::Default, parallel_agnostic=Arg::Default,
             replicated_layout=Arg::Default, canonical_format=Arg::Default, *, row_bytes=Arg::Default,
-            payload_bytes=Arg::Default, blocks_per_chunk=Arg::Default, kv_cache_layout=Arg::Default,
-            model_id=Arg::Default, model_revision=Arg::Default, rope=Arg::Default, kv_scales=Arg::Default,
-            model_runner=Arg::Default, namespace=Arg::Default),
+            payload_bytes=Arg::Default, worker_bytes=Arg::Default, blocks_per_chunk=Arg::Default,
+            kv_cache_layout=Arg::Default, model_id=Arg::Default, model_revision=Arg::Default, rope=Arg::Default,
+            kv_scales=Arg::Default, model_runner=Arg::Default, namespace=Arg::Default),
         text_signature = "(model_name, tokens_per_hash, blocks_per_file=1, tp_size=1, pp_size=1, pcp_size=1, \
             dcp_size=1, rank=0, dtype=..., kv_cache_groups=None, inference_engine='vllm', parallel_agnostic=False, \
             replicated_layout=False, canonical_format=None, *, row_bytes=None, payload_bytes=None, \
-            blocks_per_chunk=None, kv_cache_layout=None, model_id=None, model_revision=None, rope=None, \
-            kv_scales=None, model_runner=None, namespace=None)"
+            worker_bytes=None, blocks_per_chunk=None, kv_cache_layout=None, model_id=None, model_revision=None, \
+            rope=None, kv_scales=None, model_runner=None, namespace=None)"
     )]
     #[expect(clippy::too_many_arguments, clippy::similar_names, reason = "there are as many facts")]
     #[expect(clippy::needless_pass_by_value, reason = "the arguments of a Python call")]
@@ -61,6 +61,7 @@ impl PyIdentity {
         canonical_format: Arg<'_>,
         row_bytes: Arg<'_>,
         payload_bytes: Arg<'_>,
+        worker_bytes: Arg<'_>,
         blocks_per_chunk: Arg<'_>,
         kv_cache_layout: Arg<'_>,
         model_id: Arg<'_>,
@@ -85,6 +86,7 @@ impl PyIdentity {
             canonical_format: read.optional_text("canonical_format", &canonical_format),
             row_bytes: read.optional_size("row_bytes", &row_bytes),
             payload_bytes: read.optional_size("payload_bytes", &payload_bytes),
+            worker_bytes: read.optional_size("worker_bytes", &worker_bytes),
             blocks_per_chunk: read.optional_size("blocks_per_chunk", &blocks_per_chunk),
             kv_cache_layout: read.optional_text("kv_cache_layout", &kv_cache_layout),
             model_id: read.optional_text("model_id", &model_id),
@@ -106,12 +108,13 @@ impl PyIdentity {
     #[pyo3(
         signature = (offloading_spec, blocks_per_file=Arg::Default, parallel_agnostic=Arg::Default, *,
             replicated_layout=Arg::Default, row_bytes=Arg::Default, payload_bytes=Arg::Default,
-            blocks_per_chunk=Arg::Default, kv_cache_layout=Arg::Default, model_id=Arg::Default,
-            model_revision=Arg::Default, rope=Arg::Default, kv_scales=Arg::Default, model_runner=Arg::Default,
-            namespace=Arg::Default),
+            worker_bytes=Arg::Default, blocks_per_chunk=Arg::Default, kv_cache_layout=Arg::Default,
+            model_id=Arg::Default, model_revision=Arg::Default, rope=Arg::Default, kv_scales=Arg::Default,
+            model_runner=Arg::Default, namespace=Arg::Default),
         text_signature = "($cls, offloading_spec, blocks_per_file=1, parallel_agnostic=False, *, \
-            replicated_layout=None, row_bytes=None, payload_bytes=None, blocks_per_chunk=None, kv_cache_layout=None, \
-            model_id=None, model_revision=None, rope=None, kv_scales=None, model_runner=None, namespace=None)"
+            replicated_layout=None, row_bytes=None, payload_bytes=None, worker_bytes=None, blocks_per_chunk=None, \
+            kv_cache_layout=None, model_id=None, model_revision=None, rope=None, kv_scales=None, \
+            model_runner=None, namespace=None)"
     )]
     #[expect(clippy::too_many_arguments, reason = "there are as many facts")]
     #[expect(clippy::needless_pass_by_value, reason = "the arguments of a Python call")]
@@ -123,6 +126,7 @@ impl PyIdentity {
         replicated_layout: Arg<'_>,
         row_bytes: Arg<'_>,
         payload_bytes: Arg<'_>,
+        worker_bytes: Arg<'_>,
         blocks_per_chunk: Arg<'_>,
         kv_cache_layout: Arg<'_>,
         model_id: Arg<'_>,
@@ -143,6 +147,7 @@ impl PyIdentity {
         let facts = Facts {
             row_bytes: read.optional_size("row_bytes", &row_bytes),
             payload_bytes: read.optional_size("payload_bytes", &payload_bytes),
+            worker_bytes: read.optional_size("worker_bytes", &worker_bytes),
             blocks_per_chunk: read.optional_size("blocks_per_chunk", &blocks_per_chunk).or(facts.blocks_per_chunk),
             kv_cache_layout: read.optional_text("kv_cache_layout", &kv_cache_layout).or(facts.kv_cache_layout),
             model_id: read.optional_text("model_id", &model_id),
@@ -234,6 +239,11 @@ impl PyIdentity {
     #[getter]
     fn payload_bytes(&self) -> Option<u64> {
         self.0.facts().payload_bytes
+    }
+
+    #[getter]
+    fn worker_bytes(&self) -> Option<u64> {
+        self.0.facts().worker_bytes
     }
 
     #[getter]
@@ -394,6 +404,7 @@ fn facts_to_python<'py>(py: Python<'py>, facts: &Facts) -> PyResult<Bound<'py, P
     dict.set_item("canonical_format", optional_text(py, facts.canonical_format.as_ref())?)?;
     dict.set_item("row_bytes", facts.row_bytes)?;
     dict.set_item("payload_bytes", facts.payload_bytes)?;
+    dict.set_item("worker_bytes", facts.worker_bytes)?;
     dict.set_item("blocks_per_chunk", facts.blocks_per_chunk)?;
     dict.set_item("kv_cache_layout", optional_text(py, facts.kv_cache_layout.as_ref())?)?;
     dict.set_item("model_id", optional_text(py, facts.model_id.as_ref())?)?;

@@ -47,6 +47,8 @@ pub struct Facts {
     pub row_bytes: Option<u64>,
     /// Bytes of a row that matter, where strides differ between engines that share rows; hashed as `row_bytes`.
     pub payload_bytes: Option<u64>,
+    /// Bytes of a block that each worker keeps, where a row joins the parts of all workers.
+    pub worker_bytes: Option<u64>,
     /// Blocks that the engine joins into one row.
     pub blocks_per_chunk: Option<u64>,
     /// Name of the KV layout, such as `HND` or `NHD`.
@@ -94,6 +96,7 @@ impl Facts {
             canonical_format: None,
             row_bytes: None,
             payload_bytes: None,
+            worker_bytes: None,
             blocks_per_chunk: None,
             kv_cache_layout: None,
             model_id: None,
@@ -166,6 +169,7 @@ impl Identity {
         fields.set("dtype", resolved_name(&facts.dtype));
         fields.set("storage_format", STORAGE_FORMAT);
         fields.set_if_given("row_bytes", facts.payload_bytes.or(facts.row_bytes));
+        fields.set_if_given("worker_bytes", facts.worker_bytes);
         fields.set_if_given("blocks_per_chunk", facts.blocks_per_chunk);
         fields.set_if_given("kv_cache_layout", facts.kv_cache_layout.clone());
         fields.set_if_given("model_revision", facts.model_revision.clone());
@@ -271,6 +275,7 @@ mod tests {
             ("canonical_format", true, Facts { canonical_format: Some("v1-nhd".into()), ..base() }),
             ("row_bytes", false, Facts { row_bytes: Some(8192), ..base() }),
             ("payload_bytes", false, Facts { payload_bytes: Some(4000), ..base() }),
+            ("worker_bytes", false, Facts { worker_bytes: Some(1024), ..base() }),
             ("blocks_per_chunk", false, Facts { blocks_per_chunk: Some(2), ..base() }),
             ("kv_cache_layout", false, Facts { kv_cache_layout: Some("HND".into()), ..base() }),
             ("other layout", false, Facts { kv_cache_layout: Some("NHD".into()), ..base() }),

@@ -22,7 +22,7 @@ pub struct Field {
 }
 
 /// Every field, in the order of reading. A name that is here once never means anything else.
-pub const FIELDS: [Field; 22] = [
+pub const FIELDS: [Field; 23] = [
     field("model_name", "blocks of another model under the same hash"),
     field("tokens_per_hash", "a hash that covers another number of tokens"),
     field("blocks_per_file", "files that hold another number of blocks"),
@@ -38,6 +38,7 @@ pub const FIELDS: [Field; 22] = [
     field("canonical_format", "another version or family of the engine's canonical byte format"),
     field("storage_format", "files of another program, or blocks stored in another format"),
     field("row_bytes", "rows of another length"),
+    field("worker_bytes", "rows in which each worker's part has another length"),
     field("blocks_per_chunk", "rows joined from another number of blocks"),
     field("kv_cache_layout", "heads and tokens in another order (HND, NHD) or layers packed in another way"),
     field("model_revision", "KV computed by other weights of the same name"),

@@ -16,6 +16,7 @@ impl Facts {
             ("dcp_size", Some(self.dcp_size)),
             ("row_bytes", self.row_bytes),
             ("payload_bytes", self.payload_bytes),
+            ("worker_bytes", self.worker_bytes),
             ("blocks_per_chunk", self.blocks_per_chunk),
         ];
         for (name, _) in sizes.into_iter().filter(|(_, size)| *size == Some(0)) {
