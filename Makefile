@@ -21,10 +21,11 @@ SOURCES = $(shell find rust -path rust/kvtier/fuzz -prune -o -name '*.rs' -print
 .DEFAULT_GOAL := help
 # The environment stands before what is built into it; cargo and pytest use the cores by themselves.
 .NOTPARALLEL:
-.PHONY: help demo demo-s3 test test-fast bench bench-s3 lint format build wheel clean demo-env test-env
+.PHONY: help demo demo-s3 test test-fast test-matrix bench bench-s3 lint format build wheel clean demo-env test-env \
+	matrix-env
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: demo-env .venv/built-$(PROFILE) ## what TP=2 wrote, TP=4 hits: a few processes share blocks (needs no torch)
 	.venv/bin/kvtier demo $(ARGS)
@@ -41,6 +42,9 @@ test: test-env .venv/built-$(PROFILE) ## all tests: Rust, doc tests, Python; end
 test-fast: test-env .venv/built-$(PROFILE) ## the tests that take seconds: under 3 minutes once built
 	cargo $(CARGO_TEST) --locked -p kvtier --lib --tests
 	$(PYTEST) -m "not slow" $(ARGS)
+
+test-matrix: matrix-env .venv/built-$(PROFILE) ## the tests of the tier for vLLM, on the other vLLM that it works with
+	PYTHONPATH=.venv/matrix $(PYTEST) -m "not engine" tests/integrations $(ARGS)
 
 bench: test-env .venv/built-release ## benchmarks: criterion for the core, then kvtier beside plain baselines
 	cargo bench --locked -p kvtier
@@ -73,7 +77,7 @@ clean: ## remove what was built here; the shared environments in the user's cach
 	cargo clean
 	rm -rf .venv dist python/kvtier/_kvtier*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-demo-env test-env: %-env:
+demo-env test-env matrix-env: %-env:
 	@$(PYTHON) scripts/dev_env.py $*
 
 .venv/built-%: $(SOURCES)

