@@ -799,6 +799,13 @@ class Tier:
     def get_finished_jobs(self) -> list[JobResult]:
         """The results of jobs that have finished since the last call; each job's exactly once."""
 
+    def end_step(self) -> None:
+        """A step of the caller is over: what was asked and submitted in it begins.
+
+        Of use where the tier was opened with `stepwise=True`; otherwise everything begins at once, and this does
+        nothing.
+        """
+
     def wait(self, job_id: int | None = None, timeout: float | None = None) -> bool:
         """Waits until the job's result can be taken, or any result where no job is named.
 

@@ -80,6 +80,13 @@ class TierConfig:
     quarantine: bool = False
     """Whether blocks that are proven bad are kept aside instead of removed."""
 
+    stepwise: bool = False
+    """Whether jobs and probes begin only at `end_step`, all at once: for callers that work in steps, to whom waking a
+    thread at each call costs more than the call. Asking for results begins them too."""
+
+    events: bool = True
+    """Whether `take_events` has something to take."""
+
     endpoint: str | None = None
     """Of an object store: where the service is, as `http(s)://host[:port]`. None: the environment's, or the provider's
     own."""

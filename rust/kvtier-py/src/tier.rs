@@ -151,6 +151,12 @@ impl Tier {
         })
     }
 
+    /// A step of the caller is over: what was asked and submitted in it begins, if it has not yet.
+    fn end_step(&self, py: Python<'_>) -> Result<()> {
+        attend(py)?;
+        guarded(|| Ok(self.engine.end_step()?))
+    }
+
     /// Waits until the job's result can be taken, or any result where no job is named; False when `timeout` seconds
     /// have passed first.
     #[pyo3(signature = (job_id=None, timeout=None))]

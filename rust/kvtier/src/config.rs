@@ -155,6 +155,10 @@ pub struct TierConfig {
     pub dir_mode: u32,
     /// Whether blocks proven bad are kept aside instead of removed.
     pub quarantine: bool,
+    /// Whether jobs and probes begin only when a step of the caller ends.
+    pub stepwise: bool,
+    /// Whether what happens to blocks is kept for the caller to take.
+    pub events: bool,
     /// What only tiers in object stores have.
     pub object: ObjectConfig,
 }
@@ -181,6 +185,8 @@ impl Default for TierConfig {
             file_mode: 0o666,
             dir_mode: 0o777,
             quarantine: false,
+            stepwise: engine.stepwise,
+            events: engine.events,
             object: ObjectConfig::default(),
         }
     }
@@ -196,7 +202,7 @@ fn default_io_threads() -> usize {
 const MAX_IO_THREADS: usize = 1024;
 
 /// Names of the options that tiers have wherever their blocks lie, in the order of the documentation.
-const COMMON_NAMES: [&str; 18] = [
+const COMMON_NAMES: [&str; 20] = [
     "compat",
     "layout",
     "io_engine",
@@ -215,6 +221,8 @@ const COMMON_NAMES: [&str; 18] = [
     "file_mode",
     "dir_mode",
     "quarantine",
+    "stepwise",
+    "events",
 ];
 
 /// Names of all options, in the order of the documentation.
@@ -251,6 +259,8 @@ impl TierConfig {
             load_timeout: self.load_timeout,
             store_timeout: self.store_timeout,
             lookup_timeout: self.lookup_timeout,
+            stepwise: self.stepwise,
+            events: self.events,
         }
     }
 
@@ -285,6 +295,8 @@ impl TierConfig {
             "file_mode" => self.file_mode = mode(name, value)?,
             "dir_mode" => self.dir_mode = mode(name, value)?,
             "quarantine" => self.quarantine = truth(name, value)?,
+            "stepwise" => self.stepwise = truth(name, value)?,
+            "events" => self.events = truth(name, value)?,
             _ => return self.object.set(name, value).unwrap_or_else(|| Err(unknown(name))),
         }
         Ok(())

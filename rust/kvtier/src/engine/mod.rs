@@ -65,6 +65,12 @@ pub struct EngineConfig {
     pub store_timeout: Duration,
     /// How long a request is told RETRY before a probe that doesn't answer counts as MISS.
     pub lookup_timeout: Duration,
+    /// Whether what is asked and submitted begins only at [`Engine::end_step`], in one go: for a caller that works in
+    /// steps and counts the microseconds of each call, since waking a thread costs more than queueing a job. Asking for
+    /// results begins it too.
+    pub stepwise: bool,
+    /// Whether [`Engine::take_events`] has something to take.
+    pub events: bool,
 }
 
 impl Default for EngineConfig {
@@ -76,6 +82,8 @@ impl Default for EngineConfig {
             load_timeout: Duration::from_secs(30),
             store_timeout: Duration::from_secs(60),
             lookup_timeout: Duration::from_secs(2),
+            stepwise: false,
+            events: true,
         }
     }
 }
@@ -271,7 +279,7 @@ impl Engine {
                 Lookup::Retry => shared.metrics.retries.add(1),
             }
         }
-        if answer.queued {
+        if answer.queued && !shared.config.stepwise {
             shared.schedule();
         }
         Ok(answer.lookup)
@@ -350,12 +358,29 @@ impl Engine {
             shared.tick.notify_one();
         }
         state.queues.push(Arc::clone(&job));
-        let pump = shared.wants_pump(&mut state);
+        let pump = !shared.config.stepwise && shared.wants_pump(&mut state);
         drop(state);
         if pump {
             shared.spawn_pump();
         }
         Ok(job)
+    }
+
+    /// A step of the caller is over: what was asked and submitted in it begins, if it has not yet.
+    ///
+    /// # Errors
+    /// `Forked`.
+    pub fn end_step(&self) -> Result<()> {
+        self.check_home()?;
+        self.shared.schedule();
+        Ok(())
+    }
+
+    /// Whoever asks for results wants what they come from to be under way.
+    fn begin_held(&self) {
+        if self.shared.config.stepwise {
+            self.shared.schedule();
+        }
     }
 
     /// Takes the results of jobs that have finished since the last call. Each job comes out exactly once.
@@ -364,6 +389,7 @@ impl Engine {
     /// `Forked`.
     pub fn poll(&self) -> Result<Vec<JobResult>> {
         self.check_home()?;
+        self.begin_held();
         let results = self.shared.outbox.take();
         if !results.is_empty() {
             let state = &mut *self.shared.state.lock();
@@ -388,6 +414,7 @@ impl Engine {
         {
             return Err(Error::new(ErrorKind::InvalidInput, format!("no job {id} is open")));
         }
+        self.begin_held();
         Ok(self.shared.outbox.wait(job_id, deadline(timeout)))
     }
 
@@ -397,6 +424,7 @@ impl Engine {
     /// `Forked`.
     pub fn drain(&self, timeout: Option<Duration>) -> Result<bool> {
         self.check_home()?;
+        self.begin_held();
         Ok(self.shared.outbox.drain(deadline(timeout)))
     }
 

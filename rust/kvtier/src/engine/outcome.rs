@@ -62,7 +62,9 @@ impl Shared {
     }
 
     pub(super) fn emit(&self, event: Event) {
-        self.metrics.events_lost.add(self.events.push(event));
+        if self.config.events {
+            self.metrics.events_lost.add(self.events.push(event));
+        }
     }
 }
 

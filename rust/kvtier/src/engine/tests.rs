@@ -631,6 +631,48 @@ fn a_step_of_lookups_is_probed_in_few_batches() {
 }
 
 #[test]
+fn a_stepwise_engine_begins_nothing_before_the_step_ends() {
+    let b = Bench::over(Script::new(2, false), EngineConfig { stepwise: true, ..EngineConfig::default() });
+    assert_eq!(b.engine.lookup(&key(1), Some(RequestId(1))).unwrap(), Lookup::Retry);
+    b.engine.submit(JobKind::Store, 1, keys([1_000]), vec![0]).unwrap();
+    std::thread::sleep(Duration::from_millis(20));
+    assert!(b.store.probes.lock().is_empty() && b.store.blocks.lock().is_empty());
+    for n in 2..=PROBE_BATCH as u64 {
+        assert_eq!(b.engine.lookup(&key(n), Some(RequestId(1))).unwrap(), Lookup::Retry);
+    }
+    b.engine.end_step().unwrap();
+    assert!((1..=PROBE_BATCH as u64).all(|n| b.lookup(n, 1) == Lookup::Miss));
+    assert_eq!(*b.store.probes.lock(), [PROBE_BATCH]);
+    assert!(b.engine.wait(Some(1), Some(Duration::from_secs(30))).unwrap());
+}
+
+#[test]
+fn asking_for_results_begins_what_a_stepwise_engine_holds() {
+    let b = Bench::over(Script::new(2, false), EngineConfig { stepwise: true, ..EngineConfig::default() });
+    let long = Some(Duration::from_secs(30));
+    b.engine.submit(JobKind::Store, 1, keys([1]), vec![0]).unwrap();
+    assert!(b.engine.wait(Some(1), long).unwrap());
+    b.engine.submit(JobKind::Store, 2, keys([2]), vec![0]).unwrap();
+    assert!(b.engine.drain(long).unwrap());
+    b.engine.submit(JobKind::Store, 3, keys([3]), vec![0]).unwrap();
+    let mut taken = Vec::new();
+    while taken.len() < 3 {
+        taken.extend(b.engine.poll().unwrap());
+    }
+    let region = Arc::clone(&b.rows);
+    let moved = b.engine.transfer(JobKind::Load, keys([1]), &[(region, 5)], || false).unwrap();
+    assert!(moved.is_success());
+}
+
+#[test]
+fn events_that_nobody_wants_are_not_kept() {
+    let b = Bench::new(EngineConfig { events: false, ..EngineConfig::default() });
+    assert!(b.run(JobKind::Store, 1, &[1], &[0]).is_success());
+    assert_eq!(b.engine.take_events().unwrap(), []);
+    assert_eq!(b.engine.metrics().events_lost.get(), 0);
+}
+
+#[test]
 fn an_exclusive_tier_knows_what_is_here_after_its_scan() {
     let store = Script::new(2, true);
     store.blocks.lock().extend((0..1_000).map(|n| (key(n), vec![0; ROW])));

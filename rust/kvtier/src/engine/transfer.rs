@@ -49,6 +49,7 @@ impl Engine {
         let rows = rows.iter().map(cut).collect::<Result<_>>()?;
         let (reply, result) = sync_channel(1);
         let job = self.submit_job(kind, None, keys, Vec::new(), Some(Apart { rows, reply }))?;
+        self.begin_held();
         let mut answer = result.recv_timeout(ASK_EVERY);
         while matches!(answer, Err(RecvTimeoutError::Timeout)) && !gave_up() {
             answer = result.recv_timeout(ASK_EVERY);
