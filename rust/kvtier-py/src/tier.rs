@@ -54,7 +54,7 @@ impl Tier {
     ) -> Result<Self> {
         attend(py)?;
         logging::follow_level(py)?;
-        guarded(|| {
+        let opened = guarded(|| {
             let not_utf8 = |_| Error::new(ErrorKind::Config, "url: it holds characters that UTF-8 has no bytes for");
             let url = url.to_cow().map_err(not_utf8)?;
             let config = config_of(options)?;
@@ -72,7 +72,11 @@ impl Tier {
                 row_bytes: region.row_bytes(),
                 _release: RunOnDrop,
             })
-        })
+        });
+        let attended = attend(py); // the rows' owners, if they are not needed after all
+        let tier = opened?;
+        attended?;
+        Ok(tier)
     }
 
     /// Whether the block is here: `Lookup.HIT`, `MISS`, or `RETRY` (ask again at the next step).
