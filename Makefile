@@ -21,8 +21,8 @@ SOURCES = $(shell find rust -path rust/kvtier/fuzz -prune -o -name '*.rs' -print
 .DEFAULT_GOAL := help
 # The environment stands before what is built into it; cargo and pytest use the cores by themselves.
 .NOTPARALLEL:
-.PHONY: help demo demo-s3 test test-fast test-matrix bench bench-s3 lint format build wheel clean demo-env test-env \
-	matrix-env
+.PHONY: help demo demo-s3 test test-fast test-matrix bench bench-s3 bench-vllm lint format build wheel clean demo-env \
+	test-env matrix-env
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ bench: test-env .venv/built-release ## benchmarks: criterion for the core, then 
 
 bench-s3: test-env .venv/built-release ## kvtier in a bucket beside obstore, on an S3 server that it starts
 	PYTHONPATH=scripts $(PY) benches/vs_obstore.py $(ARGS)
+
+bench-vllm: test-env .venv/built-release ## kvtier's tier for vLLM beside vLLM's own, on files and on an S3 server
+	$(PY) scripts/s3_server.py $(PY) benches/vs_vllm.py --objects s3://bucket/bench $(ARGS)
 
 lint: test-env .venv/built-$(PROFILE) ## formatting, clippy, rustdoc, ruff, mypy, stubtest
 	cargo fmt --all --check

@@ -1,0 +1,1 @@
+"""kvtier inside engines: one package for each, which alone imports it."""
