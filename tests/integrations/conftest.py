@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -265,7 +266,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Serve:
 
 def run_and_talk(command: list[str], meanwhile: Callable[[], None] = lambda: None) -> str:
     """Runs a program until it ends, and gives its last line. When it says PAUSE, something is done before it goes on."""
-    last = ""
+    lines: deque[str] = deque(maxlen=200)
     with (
         tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(
@@ -280,14 +281,14 @@ def run_and_talk(command: list[str], meanwhile: Callable[[], None] = lambda: Non
                     meanwhile()
                     program.stdin.write("\n")
                     program.stdin.flush()
-                last = line.strip() or last
+                lines.append(line)
             code = program.wait()
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(program.pid, signal.SIGKILL)  # it and its workers, in case that this test was ended
         errors.seek(0)
-        assert code == 0, last + errors.read()[-10_000:]
-    return last
+        assert code == 0, "".join(lines) + errors.read()[-10_000:]
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 @pytest.fixture
