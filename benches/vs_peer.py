@@ -11,7 +11,6 @@ within a round and shown as their median, since the machine's mood changes from 
 """
 
 import argparse
-import ctypes
 import hashlib
 import json
 import os
@@ -25,16 +24,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rich import box
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 import kvtier
 from costs import counting_share, memory_growth, per_key_costs
 from kvtier.cli.roots import Root
 from kvtier.cli.units import parse_size, show_size
+from page_cache import drop_from_page_cache, flush
 from peers import BUFFERED, BUFFERED_RAW, KVTIER, PEERS, POOL_BUFFERED, POOL_DIRECT, RAW, Buffer
+from targets import Target, print_targets, table
 
 ROUND_BYTES = {64 << 10: 48 << 20, 256 << 10: 128 << 20, 2 << 20: 256 << 20}
 """What each way stores and loads in a round, by the bytes of a row."""
@@ -96,22 +95,6 @@ Figure = Callable[[Passes], float]
 """A number that a round gives."""
 
 
-@dataclass(frozen=True)
-class Target:
-    """A figure that must hold."""
-
-    what: str
-    value: float
-    bound: float
-    unit: str
-    at_least: bool = False
-
-    @property
-    def is_met(self) -> bool:
-        """Whether it does."""
-        return self.value >= self.bound if self.at_least else self.value <= self.bound
-
-
 def main() -> None:
     """Runs everything and prints it."""
     options = _options()
@@ -166,7 +149,7 @@ def _run(console: Console, root: Path, options: argparse.Namespace) -> None:
         growth = memory_growth(_made(root / "memory"), options.memory_bytes)
         kept = counting_share(_made(root / "counting"), counting_bytes, COUNTING_ROUNDS)
     targets = _targets(costs, rounds, growth, kept)
-    _print_targets(console, targets)
+    print_targets(console, targets)
     if options.json:
         options.json.write_text(json.dumps(_as_json(options, place, costs, rounds, targets), indent=2))
 
@@ -201,12 +184,12 @@ def _one_pass(name: str, root: Path, buffer: Buffer, threads: int) -> Pass:
     buffer.forget_loaded()
     peer = PEERS[name](root, buffer, threads)
     peer.store(numbers[:DIRECTORIES], keys[:DIRECTORIES])
-    _flush(root)
+    flush(root)
     stored = _timed(total, lambda: peer.store(numbers[timed], keys[timed]))
     begun = time.perf_counter()
-    _flush(root)
+    flush(root)
     stored = Moved(**{**asdict(stored), "flush_seconds": time.perf_counter() - begun})
-    _drop_from_page_cache(root)
+    drop_from_page_cache(root)
     loaded = _timed(total, lambda: peer.load(numbers[timed], keys[timed]))
     peer.load(numbers[:DIRECTORIES], keys[:DIRECTORIES])
     if not buffer.is_loaded():
@@ -225,24 +208,6 @@ def _key(number: int) -> bytes:
     """The first blocks make the directories that all others go to."""
     directory = hashlib.sha256(b"directory %d" % (number % DIRECTORIES)).digest()[:3]
     return directory + hashlib.sha256(b"block %d" % number).digest()[3:] + bytes(4)
-
-
-def _flush(root: Path) -> None:
-    descriptor = os.open(root, os.O_RDONLY)
-    try:
-        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
-            raise OSError(ctypes.get_errno(), "syncfs failed")
-    finally:
-        os.close(descriptor)
-
-
-def _drop_from_page_cache(root: Path) -> None:
-    for path in root.rglob("*.bin"):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
 
 
 def _made(directory: Path) -> Path:
@@ -306,17 +271,17 @@ def _targets_beside_the_pool(rounds: Rounds) -> Iterator[Target]:
 
 
 def _print_costs(console: Console, costs: dict[str, float]) -> None:
-    table = _table("the caller's time, from Python", "us a key")
+    shown = table("the caller's time, from Python", "us a key")
     for call, cost in costs.items():
-        table.add_row(call, f"{cost:.3f}")
-    console.print(table)
+        shown.add_row(call, f"{cost:.3f}")
+    console.print(shown)
 
 
 def _print_rounds(console: Console, row_bytes: int, rounds: Rounds, total: int) -> None:
     console.print(
         f"\n[bold]rows of {show_size(row_bytes)}[/], {show_size(total)} a round: GB/s, CPU s/GB; kvtier's GB/s over it\n"
     )
-    table = _table("way", "store", "flushed", "CPU", "ratio", "load", "CPU", "ratio")
+    shown = table("way", "store", "flushed", "CPU", "ratio", "load", "CPU", "ratio")
     for name in PEERS:
         figures = [
             _rate(name, "store"),
@@ -327,26 +292,8 @@ def _print_rounds(console: Console, row_bytes: int, rounds: Rounds, total: int) 
             _cpu(name, "load"),
             _over(_rate(KVTIER, "load"), _rate(name, "load")),
         ]
-        table.add_row(name, *(f"{_median(rounds, figure):.2f}" for figure in figures))
-    console.print(table)
-
-
-def _print_targets(console: Console, targets: list[Target]) -> None:
-    console.print()
-    table = _table("target", "found", "must be", "")
-    for target in targets:
-        bound = f"{'at least' if target.at_least else 'at most'} {target.bound:g}"
-        verdict = "[green]met[/]" if target.is_met else "[bold red]missed[/]"
-        table.add_row(target.what, f"{target.value:.2f}", f"{bound} {target.unit}", verdict)
-    console.print(table)
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column(first, no_wrap=True)
-    for heading in others:
-        table.add_column(heading, justify="right")
-    return table
+        shown.add_row(name, *(f"{_median(rounds, figure):.2f}" for figure in figures))
+    console.print(shown)
 
 
 def _as_json(
