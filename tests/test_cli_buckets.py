@@ -1,4 +1,4 @@
-"""`kvtier doctor` and `kvtier demo` on a bucket of a real S3 server."""
+"""`kvtier doctor`, `demo` and `bench` on a bucket of a real S3 server."""
 
 import json
 from typing import Any
@@ -139,3 +139,18 @@ def test_the_demo_shares_blocks_in_a_bucket(s3_server: S3Server, s3_url: str) ->
     assert (shared["asked"], shared["hits"], shared["bytes_equal"]) == (24, 24, 24)
     # Of both parts: the shared blocks once, the others for each writer, and a config.json for each identity.
     assert len([name for name in names(s3_server, s3_url) if name.endswith(".bin")]) == 6 + 2 * 6
+
+
+def test_the_benchmark_has_one_way_in_a_bucket_and_leaves_it_as_it_was(s3_server: S3Server, s3_url: str) -> None:
+    store(s3_url, 2)
+    before = names(s3_server, s3_url)
+    ran = command("bench", s3_url, "--row-bytes", "64KiB", "--bytes", "1MiB", "--rounds", "1", "--json")
+    assert (ran.exit_code, ran.stderr) == (0, "")
+    [result] = json.loads(ran.stdout)["results"]
+    assert (result["layout"], result["io_engine"], result["failure"]) == (None, None, None)
+    assert result["store"]["bytes_per_second"] > 0
+    assert result["load"]["bytes_per_second"] > 0
+    assert names(s3_server, s3_url) == before
+    refused = command("bench", s3_url, "--layout", "files")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "a bucket has one way only" in refused.stderr

@@ -8,6 +8,7 @@ import typer
 
 import kvtier
 from kvtier.cli import identity
+from kvtier.cli.bench import bench
 from kvtier.cli.demo import demo
 from kvtier.cli.doctor import doctor
 
@@ -18,6 +19,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,  # locals may hold credentials
 )
 
+app.command()(bench)
 app.command()(demo)
 app.command()(doctor)
 app.add_typer(identity.app, name="identity")

@@ -1,12 +1,10 @@
 """What a root can move, measured through a real tier in a directory of its own."""
 
-import hashlib
-import os
 import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,6 +12,7 @@ import kvtier
 from kvtier import Identity, Lookup, TierManager
 from kvtier._kvtier import remove_trial
 from kvtier.cli.buckets import Bucket
+from kvtier.cli.mover import Mover, filled_rows, key_of
 from kvtier.cli.places import Place
 
 JOBS_AT_ONCE = 8
@@ -103,12 +102,11 @@ def _measure_tier(url: str, options: dict[str, Any], row_bytes: int, most_bytes:
     rows_at_most = max(2, BUFFER_BYTES // row_bytes)
     jobs_at_once = min(JOBS_AT_ONCE, rows_at_most)
     blocks_per_job = min(BLOCKS_PER_JOB, rows_at_most // jobs_at_once)
-    rows = kvtier.HostRows(jobs_at_once * blocks_per_job, row_bytes)
-    _fill(rows)
+    rows = filled_rows(jobs_at_once * blocks_per_job, row_bytes)
     identity = Identity("kvtier-doctor", 16, dtype="uint8")
     with kvtier.open(url, identity=identity, rows=rows, **options) as tier:
-        mover = _Mover(tier, jobs_at_once, blocks_per_job)
-        keys = [_key(number) for number in range(max(1, most_bytes // row_bytes))]
+        mover = Mover(tier, jobs_at_once, blocks_per_job)
+        keys = [key_of(number) for number in range(max(1, most_bytes // row_bytes))]
         stored = mover.move(tier.submit_store, iter(mover.in_jobs(keys)), seconds / 2)
         there = keys[: stored.blocks]
         probe_seconds = _probe(tier, there)
@@ -126,67 +124,6 @@ def _measure_tier(url: str, options: dict[str, Any], row_bytes: int, most_bytes:
     )
 
 
-@dataclass
-class _Moved:
-    blocks: int = 0
-    bytes: int = 0
-    seconds: float = 0
-    cpu_seconds: float = 0
-    failure: str | None = None
-
-    @property
-    def rate(self) -> float:
-        return self.bytes / self.seconds if self.seconds else 0
-
-    @property
-    def cpu_per_gb(self) -> float:
-        return self.cpu_seconds / self.bytes * 1e9 if self.bytes else 0
-
-
-class _Mover:
-    """Keeps a tier busy: each job has rows of its own, and the next one begins when one ends."""
-
-    def __init__(self, tier: TierManager, jobs_at_once: int, blocks_per_job: int) -> None:
-        self.tier = tier
-        self.slots = range(jobs_at_once)
-        self.blocks_per_job = blocks_per_job
-
-    def in_jobs(self, keys: list[bytes]) -> list[list[bytes]]:
-        return [keys[first : first + self.blocks_per_job] for first in range(0, len(keys), self.blocks_per_job)]
-
-    def move(self, submit: Callable[..., None], jobs: Iterator[list[bytes]], seconds: float) -> _Moved:
-        """Moves the blocks of `jobs` in their order, until there are no more or the time is over."""
-        moved = _Moved()
-        free = list(self.slots)
-        begun, cpu_begun = time.monotonic(), time.process_time()
-        while True:
-            is_over = moved.failure or time.monotonic() - begun >= seconds
-            while free and not is_over and (keys := next(jobs, None)):
-                slot = free.pop()
-                first_row = slot * self.blocks_per_job
-                submit(slot, keys, range(first_row, first_row + len(keys)))
-            if len(free) == len(self.slots):
-                break
-            self.tier.wait()
-            for result in self.tier.get_finished_jobs():
-                free.append(result.job_id)
-                moved.blocks += len(result.successful_keys)
-                moved.bytes += result.transfer_bytes
-                for error in result.failures.values():
-                    moved.failure = moved.failure or error.message
-        moved.seconds = time.monotonic() - begun
-        moved.cpu_seconds = time.process_time() - cpu_begun
-        return moved
-
-
-def _fill(rows: kvtier.HostRows) -> None:
-    """With what no file system can compress."""
-    once = os.urandom(rows.row_bytes)
-    memory = memoryview(rows).cast("B")
-    for first in range(0, len(memory), rows.row_bytes):
-        memory[first : first + rows.row_bytes] = once
-
-
 def _probe(tier: TierManager, keys: list[bytes]) -> float:
     tier.forget()
     begun = time.monotonic()
@@ -194,10 +131,6 @@ def _probe(tier: TierManager, keys: list[bytes]) -> float:
         time.sleep(0.0005)
     tier.release("doctor")
     return (time.monotonic() - begun) / max(1, len(keys))
-
-
-def _key(number: int) -> bytes:
-    return hashlib.sha256(b"%d" % number).digest() + bytes(4)
 
 
 def _again_and_again(jobs: list[list[bytes]]) -> Iterator[list[bytes]]:
