@@ -30,6 +30,7 @@ __all__ = [
     "check_place",
     "exit_begins",
     "inspect_bucket",
+    "inspect_pool",
     "inspect_root",
     "remove_trial",
     "survey_bucket",
@@ -684,6 +685,18 @@ def inspect_root(url: str) -> dict[str, Any]:
     Raises:
         ConfigError: It is no directory, or the URL can't be used.
         StoreUnavailableError: It can't be entered.
+    """
+
+def inspect_pool(url: str, blocks: bool) -> dict[str, Any]:
+    """Goes over the packed pool below the directory at `url`, which stays as it was; see `kvtier.cli.pool`.
+
+    Args:
+        url: As in `kvtier.open`.
+        blocks: Whether each block is read, and compared with its entry in the table.
+
+    Raises:
+        ConfigError: There is no pool, or the URL can't be used.
+        UnsupportedError: A newer kvtier made it.
     """
 
 def survey_root(url: str, patience: float) -> tuple[list[dict[str, Any]], int]:

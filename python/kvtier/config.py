@@ -25,8 +25,21 @@ class TierConfig:
     """Whose paths and blocks to use. None: kvtier's own, verified. "vllm": those of vLLM's own `fs` tier, so that both
     read each other's blocks; they can't be verified, and its identity leaves facts out that change the bytes."""
 
-    layout: Literal["files"] = "files"
-    """How blocks lie below a `file://` root: one file each."""
+    layout: Literal["files", "packed", "auto"] = "files"
+    """How blocks lie below a `file://` root. "files": one file each. "packed": in slots of preallocated files, within
+    `max_bytes` or `min_free_bytes`, on a local file system. "auto": as the root has them already; in a new one "packed"
+    where the file system can, "files" elsewhere."""
+
+    max_bytes: int | str | None = None
+    """What the files of a packed pool may take, together; all processes that share it give the same. None: what the pool
+    has, or no cap."""
+
+    min_free_bytes: int | str | None = None
+    """What a packed pool leaves free on its file system for everybody else. None: what the pool has, or nothing."""
+
+    segment_bytes: int | str | None = None
+    """Bytes of each file of a packed pool, in whole MiB; what is dropped at once for want of room. None: what the pool
+    has, or about a 200th of `max_bytes`."""
 
     io_engine: Literal["auto", "threads", "uring"] = "auto"
     """How bytes move: by threads that each make one call at a time, or by a ring of Linux's io_uring. "auto" takes what

@@ -61,7 +61,8 @@ class DeadlineExceededError(KvTierError, TimeoutError):
 
 
 class OverloadedError(KvTierError):
-    """Refused at once, because too much is queued or overdue reads hold rows; nothing was done."""
+    """Refused, because too much is queued, overdue reads hold rows, or the tier's bound leaves no room; nothing was
+    done."""
 
     kind = "dropped"
 
@@ -104,6 +105,7 @@ CLASS_OF_KIND: Final[dict[str, type[KvTierError]]] = {
     "unsupported_version": UnsupportedError,
     "io": StoreUnavailableError,
     "no_space": StoreUnavailableError,
+    "capacity": OverloadedError,
     "permission": StoreUnavailableError,
     "unavailable": StoreUnavailableError,
     "timeout": DeadlineExceededError,

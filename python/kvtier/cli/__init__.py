@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import kvtier
-from kvtier.cli import identity
+from kvtier.cli import identity, pool
 from kvtier.cli.bench import bench
 from kvtier.cli.demo import demo
 from kvtier.cli.doctor import doctor
@@ -23,6 +23,7 @@ app.command()(bench)
 app.command()(demo)
 app.command()(doctor)
 app.add_typer(identity.app, name="identity")
+app.add_typer(pool.app, name="pool")
 
 
 def main() -> None:

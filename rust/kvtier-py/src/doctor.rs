@@ -142,7 +142,7 @@ fn bucket_at(url: &str, options: &Bound<'_, PyDict>) -> Result<Arc<Bucket>> {
     }
 }
 
-fn directory_at(url: &str) -> kvtier::error::Result<PathBuf> {
+pub(crate) fn directory_at(url: &str) -> kvtier::error::Result<PathBuf> {
     match Place::parse(url)? {
         Place::Files(path) => Ok(path),
         Place::Memory(_) => {

@@ -14,6 +14,7 @@ mod fork;
 mod host_rows;
 mod identity;
 mod logging;
+mod pool;
 mod results;
 mod rows;
 mod stats;
@@ -39,6 +40,8 @@ mod _kvtier {
     use super::identity::{
         PyCompatibility, PyDifference, PyExplanation, PyFileMapper, PyIdentity, PyStoredConfig, canonical_json,
     };
+    #[pymodule_export]
+    use super::pool::inspect_pool;
     #[pymodule_export]
     use super::results::{BlockError, Event, JobResult};
     #[pymodule_export]

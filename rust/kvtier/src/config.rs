@@ -112,6 +112,10 @@ choice! {
         /// One file per block.
         #[default]
         Files = "files",
+        /// Slots of preallocated segment files, within a bound.
+        Packed = "packed",
+        /// What is there already; else `packed` where the file system can, `files` elsewhere.
+        Auto = "auto",
     }
 }
 
@@ -123,6 +127,12 @@ pub struct TierConfig {
     pub kind: NamespaceKind,
     /// How blocks are laid out below a `file://` root.
     pub layout: StorageLayout,
+    /// What a pool's files may take, together.
+    pub max_bytes: Option<u64>,
+    /// What a pool leaves free on its file system.
+    pub min_free_bytes: Option<u64>,
+    /// Bytes of a pool's segments.
+    pub segment_bytes: Option<u64>,
     /// How system calls are made.
     pub io_engine: IoEngineChoice,
     /// Whether checksums are compared at load.
@@ -169,6 +179,9 @@ impl Default for TierConfig {
         Self {
             kind: NamespaceKind::Kvtier,
             layout: StorageLayout::Files,
+            max_bytes: None,
+            min_free_bytes: None,
+            segment_bytes: None,
             io_engine: IoEngineChoice::Auto,
             verify: Verify::Always,
             durability: Durability::None,
@@ -202,9 +215,12 @@ fn default_io_threads() -> usize {
 const MAX_IO_THREADS: usize = 1024;
 
 /// Names of the options that tiers have wherever their blocks lie, in the order of the documentation.
-const COMMON_NAMES: [&str; 20] = [
+const COMMON_NAMES: [&str; 23] = [
     "compat",
     "layout",
+    "max_bytes",
+    "min_free_bytes",
+    "segment_bytes",
     "io_engine",
     "verify",
     "durability",
@@ -273,6 +289,9 @@ impl TierConfig {
                 }
             }
             "layout" => self.layout = choose(name, value, StorageLayout::CHOICES)?,
+            "max_bytes" => self.max_bytes = Some(bytes(name, value)?),
+            "min_free_bytes" => self.min_free_bytes = Some(bytes(name, value)?),
+            "segment_bytes" => self.segment_bytes = Some(segment(name, value)?),
             "io_engine" => self.io_engine = choose(name, value, IoEngineChoice::CHOICES)?,
             "verify" => self.verify = choose(name, value, &[("always", Verify::Always), ("never", Verify::Never)])?,
             "durability" => self.durability = choose(name, value, Durability::CHOICES)?,
@@ -310,7 +329,51 @@ impl TierConfig {
         if self.read_only && self.quarantine {
             problems.push("quarantine=True with read_only=True: a read-only tier moves nothing aside".into());
         }
+        self.check_pool(problems);
         self.object.check_combinations(problems);
+    }
+
+    fn check_pool(&self, problems: &mut Vec<String>) {
+        match self.layout {
+            StorageLayout::Files => {
+                for (name, given) in [
+                    ("max_bytes", self.max_bytes.is_some()),
+                    ("min_free_bytes", self.min_free_bytes.is_some()),
+                    ("segment_bytes", self.segment_bytes.is_some()),
+                ] {
+                    if given {
+                        problems.push(format!(
+                            "{name} with layout=\"files\": only pools are bounded; give layout=\"packed\", or \"auto\""
+                        ));
+                    }
+                }
+            }
+            StorageLayout::Packed => {
+                if self.max_bytes.is_none() && self.min_free_bytes.is_none() && !self.read_only {
+                    problems.push(
+                        "layout=\"packed\" needs a bound: give max_bytes (what the pool may take) or min_free_bytes \
+                         (what it leaves free)"
+                            .into(),
+                    );
+                }
+                if self.kind == NamespaceKind::Vllm {
+                    problems.push(
+                        "compat=\"vllm\" with layout=\"packed\": the engine's own blocks are files; give \
+                         layout=\"files\""
+                            .into(),
+                    );
+                }
+                if self.quarantine {
+                    problems.push("quarantine=True with layout=\"packed\": a slot can't be moved aside".into());
+                }
+                if self.exclusive {
+                    problems.push(
+                        "exclusive=True with layout=\"packed\": a pool's index is complete as it is; leave it out".into(),
+                    );
+                }
+            }
+            StorageLayout::Auto => {}
+        }
     }
 
     /// Names of the options for directories of files that are not as they are by default.
@@ -318,6 +381,9 @@ impl TierConfig {
         let default = Self::default();
         let given = [
             ("layout", self.layout != default.layout),
+            ("max_bytes", self.max_bytes != default.max_bytes),
+            ("min_free_bytes", self.min_free_bytes != default.min_free_bytes),
+            ("segment_bytes", self.segment_bytes != default.segment_bytes),
             ("io_engine", self.io_engine != default.io_engine),
             ("durability", self.durability != default.durability),
             ("direct_io", self.direct_io != default.direct_io),
@@ -343,9 +409,7 @@ pub(crate) fn refuse(problems: &[String]) -> Result<()> {
 }
 
 /// Options of other layers and versions, so that the error can say more than "unknown".
-const NOT_YET: [(&str, &str); 6] = [
-    ("max_bytes", "a cap on the tier's size"),
-    ("min_free_bytes", "a floor of free space"),
+const NOT_YET: [(&str, &str); 4] = [
     ("eviction", "eviction"),
     ("ttl", "expiry of blocks"),
     ("admission", "admission control"),
@@ -399,6 +463,17 @@ fn bytes(name: &str, value: &OptionValue) -> Result<u64, String> {
     };
     n.filter(|n| *n > 0)
         .ok_or_else(|| refused(name, value, "a positive number of bytes, or a size such as \"512MiB\" or \"2GiB\""))
+}
+
+/// A whole number of MiB that a file can have.
+fn segment(name: &str, value: &OptionValue) -> Result<u64, String> {
+    const MIB: u64 = 1 << 20;
+    let given = bytes(name, value)?;
+    if given.is_multiple_of(MIB) && given <= MIB << 14 {
+        Ok(given)
+    } else {
+        Err(refused(name, value, "whole MiB, from \"1MiB\" to \"16GiB\""))
+    }
 }
 
 fn seconds(name: &str, value: &OptionValue) -> Result<Duration, String> {
@@ -488,7 +563,7 @@ mod tests {
         ]);
         for part in [
             "7 options can't be used",
-            "unknown option \"verfy\"; accepted options: compat, layout",
+            "unknown option \"verfy\"; accepted options: compat, layout, max_bytes",
             "durability=\"some\" is not accepted; give \"none\" or \"data\" or \"full\"",
             "io_threads=0 is not accepted; give a whole number from 1 to 1024",
             "max_inflight_bytes=-1",

@@ -39,6 +39,8 @@ pub enum ErrorKind {
     Io,
     /// The storage is full (ENOSPC, EDQUOT).
     NoSpace,
+    /// The tier's own bound leaves no room, or a block was dropped to make some.
+    Capacity,
     /// The storage refuses access (EACCES, EPERM, EROFS).
     Permission,
     /// The store as a whole can't be reached or used.
@@ -65,7 +67,7 @@ pub enum ErrorKind {
 
 impl ErrorKind {
     /// Every kind, in declaration order.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 25] = [
         Self::Config,
         Self::InvalidInput,
         Self::IdentityMismatch,
@@ -79,6 +81,7 @@ impl ErrorKind {
         Self::UnsupportedVersion,
         Self::Io,
         Self::NoSpace,
+        Self::Capacity,
         Self::Permission,
         Self::Unavailable,
         Self::Timeout,
@@ -108,6 +111,7 @@ impl ErrorKind {
             Self::UnsupportedVersion => "unsupported_version",
             Self::Io => "io",
             Self::NoSpace => "no_space",
+            Self::Capacity => "capacity",
             Self::Permission => "permission",
             Self::Unavailable => "unavailable",
             Self::Timeout => "timeout",

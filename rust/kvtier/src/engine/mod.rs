@@ -47,7 +47,7 @@ use crate::layout::BlockKey;
 use crate::metrics::Metrics;
 use crate::process::{self, Home};
 use crate::recurring::Recurring;
-use crate::store::{BlockStore, StoreInfo};
+use crate::store::{BlockStore, Residency, StoreInfo};
 use crate::sync::{Condvar, Mutex};
 
 /// Limits and deadlines of an engine.
@@ -117,6 +117,7 @@ pub const DROP_GRACE: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 struct Shared {
     store: StoreHandle,
+    residency: Option<ResidencyHandle>,
     info: StoreInfo,
     config: EngineConfig,
     /// Pumps at the same time.
@@ -148,6 +149,14 @@ struct StoreHandle(Arc<dyn BlockStore>);
 impl std::fmt::Debug for StoreHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("BlockStore")
+    }
+}
+
+struct ResidencyHandle(Arc<dyn Residency>);
+
+impl std::fmt::Debug for ResidencyHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Residency")
     }
 }
 
@@ -217,7 +226,11 @@ impl Engine {
             op_bytes: region.row_bytes() as u64,
         };
         let num_rows = region.num_rows();
+        let index = IndexConfig { lookup_timeout: config.lookup_timeout };
+        let residency = store.residency();
+        let index = residency.as_ref().map_or_else(|| Index::new(index), |own| Index::over(index, Arc::clone(own)));
         let shared = Arc::new(Shared {
+            residency: residency.map(ResidencyHandle),
             store: StoreHandle(store),
             config,
             max_pumps: limits.ops.min(info.threads.max(1)),
@@ -237,7 +250,7 @@ impl Engine {
             }),
             ended: Condvar::new(),
             tick: Condvar::new(),
-            index: Mutex::new(Index::new(IndexConfig { lookup_timeout: config.lookup_timeout })),
+            index: Mutex::new(index),
             waiting_probes: AtomicUsize::new(0),
             overdue_loads: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
@@ -248,6 +261,7 @@ impl Engine {
             info,
         });
         let clock = clock::start(&shared)?;
+        shared.follow_drops();
         shared.start_scan(false)?;
         Ok(Self { shared, home: Home::here(), clock: Mutex::new(Some(clock)) })
     }
@@ -437,12 +451,16 @@ impl Engine {
         Ok(self.shared.outbox.descriptor())
     }
 
-    /// These blocks were used just now. Nothing is evicted in this version, so there is no order to keep.
+    /// These blocks were used just now, so a store that drops blocks for want of room drops others first.
     ///
     /// # Errors
     /// `Forked`, `Shutdown`.
-    pub fn touch(&self, _keys: &[BlockKey]) -> Result<()> {
-        self.check()
+    pub fn touch(&self, keys: &[BlockKey]) -> Result<()> {
+        self.check()?;
+        if let Some(ResidencyHandle(residency)) = &self.shared.residency {
+            residency.touch(keys);
+        }
+        Ok(())
     }
 
     /// Takes the events since the last call, in order.

@@ -106,7 +106,7 @@ impl Outbox {
 pub enum Event {
     /// The block is visible to every reader. Also sent for blocks that were here already.
     Stored(BlockKey),
-    /// The block is not here any more: it was missing or proven bad when loaded.
+    /// The block is not here any more: it was missing or proven bad when loaded, or dropped for want of room.
     Removed(BlockKey, ErrorKind),
     /// All blocks are gone: the namespace was reset.
     Cleared,

@@ -61,6 +61,16 @@ impl Shared {
         }
     }
 
+    /// Tells of blocks that the store drops for want of room, from now on.
+    pub(super) fn follow_drops(self: &Arc<Self>) {
+        let shared = Arc::downgrade(self);
+        self.store.0.on_dropped(Box::new(move |keys| {
+            if let Some(shared) = shared.upgrade() {
+                keys.iter().for_each(|key| shared.emit(Event::Removed(*key, ErrorKind::Capacity)));
+            }
+        }));
+    }
+
     pub(super) fn emit(&self, event: Event) {
         if self.config.events {
             self.metrics.events_lost.add(self.events.push(event));

@@ -91,8 +91,26 @@ impl BlockFormat {
         }
     }
 
+    /// As [`BlockFormat::seal`], for a block that lies in a slot of a segment at generation `placement`.
+    pub fn seal_in_slot<'a>(
+        &self,
+        key: BlockKey,
+        payload: impl IntoIterator<Item = &'a [u8]>,
+        created: SystemTime,
+        placement: u64,
+        tail: &mut [u8],
+    ) {
+        if let Some(algorithm) = self.algorithm() {
+            self.write_tail(key, algorithm.of(payload), created, placement, tail);
+        }
+    }
+
     /// As [`BlockFormat::seal`], for whoever has computed the payload's checksum by [`BlockFormat::algorithm`] on the way.
     pub fn seal_sum(&self, key: BlockKey, payload_checksum: u64, created: SystemTime, tail: &mut [u8]) {
+        self.write_tail(key, payload_checksum, created, 0, tail);
+    }
+
+    fn write_tail(&self, key: BlockKey, payload_checksum: u64, created: SystemTime, placement: u64, tail: &mut [u8]) {
         let (Some(framing), Some((padding, page))) = (&self.framing, tail.split_last_chunk_mut()) else { return };
         padding.fill(0);
         let since_1970 = created.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -103,7 +121,7 @@ impl BlockFormat {
             key,
             identity: framing.identity,
             created_unix_ns: since_1970.as_nanos() as u64,
-            placement: 0,
+            placement,
             writer: WRITER,
         }
         .encode(page);
@@ -137,6 +155,21 @@ impl BlockFormat {
         self.verify_sum(key, tail, verify, |algorithm| Ok(algorithm.of(payload)))
     }
 
+    /// As [`BlockFormat::verify`], for a block in a slot of a segment at generation `placement`.
+    ///
+    /// # Errors
+    /// Those, and `Missing` after the payload's length: the slot holds a block of another generation, so none.
+    pub fn verify_in_slot<'a>(
+        &self,
+        key: BlockKey,
+        payload: impl IntoIterator<Item = &'a [u8]>,
+        placement: u64,
+        tail: &[u8],
+        verify: Verify,
+    ) -> Result<()> {
+        self.check_tail(key, tail, Some(placement), verify, |algorithm| Ok(algorithm.of(payload)))
+    }
+
     /// As [`BlockFormat::verify`], for whoever has computed the payload's checksum while reading it: `sum` gives it.
     ///
     /// # Errors
@@ -145,6 +178,17 @@ impl BlockFormat {
         &self,
         key: BlockKey,
         tail: &[u8],
+        verify: Verify,
+        sum: impl FnOnce(ChecksumAlgorithm) -> Result<u64>,
+    ) -> Result<()> {
+        self.check_tail(key, tail, None, verify, sum)
+    }
+
+    fn check_tail(
+        &self,
+        key: BlockKey,
+        tail: &[u8],
+        placement: Option<u64>,
         verify: Verify,
         sum: impl FnOnce(ChecksumAlgorithm) -> Result<u64>,
     ) -> Result<()> {
@@ -165,6 +209,10 @@ impl BlockFormat {
             let (found, expected) = (trailer.payload_bytes, self.payload_bytes);
             let kind = if found < expected as u64 { ErrorKind::Short } else { ErrorKind::Long };
             return Err(Error::new(kind, format!("the block's payload has {found} bytes, a row has {expected}")));
+        }
+        if let Some(placement) = placement.filter(|placement| *placement != trailer.placement) {
+            let message = format!("the slot's block is of generation {}, its segment of {placement}", trailer.placement);
+            return Err(Error::new(ErrorKind::Missing, message));
         }
         if padding.iter().any(|b| *b != 0) {
             return Err(Error::new(ErrorKind::Foreign, "the block's padding is not zero"));

@@ -6,6 +6,7 @@
 //! A question is answered by what is known best:
 //! 1. the verdict that the request was given before;
 //! 2. residency: HIT;
+//!    A store that knows all of its blocks at any time ([`Residency`]) is asked instead of the index's own table.
 //! 3. complete knowledge (nobody else can add blocks, and the start-up scan is done): MISS;
 //! 4. a probe of the storage: RETRY until it answers, MISS when it takes longer than the lookup timeout.
 
@@ -14,6 +15,8 @@ mod probes;
 mod tests;
 mod verdicts;
 
+use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hashbrown::hash_map::Entry;
@@ -22,9 +25,9 @@ use hashbrown::{HashMap, HashSet};
 use self::probes::{Asker, Finding, Probes};
 pub use self::probes::{ProbeAnswer, ProbeBatch};
 pub use self::verdicts::RequestId;
-use self::verdicts::{Failures, Held, Verdict, Verdicts};
+use self::verdicts::{Held, KeyMoments, Verdict, Verdicts};
 use crate::layout::BlockKey;
-use crate::store::Location;
+use crate::store::{Known, Location, Residency};
 
 /// Hash tables of the crate: keys are cryptographic hashes already, so a fast hasher with a random seed is enough.
 pub(crate) type Map<K, V> = HashMap<K, V, foldhash::fast::RandomState>;
@@ -76,13 +79,36 @@ pub struct IndexConfig {
 pub struct Index {
     config: IndexConfig,
     resident: Map<BlockKey, Resident>,
+    /// The store's own index, in place of `resident`.
+    own: Option<StoresOwn>,
+    /// When stores of such blocks were last completed here.
+    stores: KeyMoments,
     verdicts: Verdicts,
-    failures: Failures,
+    /// When loads last failed.
+    failures: KeyMoments,
     probes: Probes,
     complete: bool,
     scan: Option<Scan>,
     last_scan: u64,
     now: Moment,
+}
+
+#[derive(Clone)]
+struct StoresOwn(Arc<dyn Residency>);
+
+impl fmt::Debug for StoresOwn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Residency")
+    }
+}
+
+/// What is known of a block when somebody asks.
+#[derive(Clone, Copy, Debug)]
+enum Presently {
+    /// It is here since that moment; 0 when it was found.
+    Here(Moment),
+    Absent,
+    Unknown,
 }
 
 /// A listing of the storage that is under way.
@@ -110,14 +136,21 @@ impl Index {
         Self {
             config,
             resident: Map::default(),
+            own: None,
+            stores: KeyMoments::default(),
             verdicts: Verdicts::default(),
-            failures: Failures::default(),
+            failures: KeyMoments::default(),
             probes: Probes::default(),
             complete: false,
             scan: None,
             last_scan: 0,
             now: 1,
         }
+    }
+
+    /// An index that asks the store's own.
+    pub fn over(config: IndexConfig, own: Arc<dyn Residency>) -> Self {
+        Self { own: Some(StoresOwn(own)), ..Self::new(config) }
     }
 
     /// Answers whether `key` is here, for `request` or for nobody in particular.
@@ -130,14 +163,16 @@ impl Index {
         degraded: bool,
         clock: impl FnOnce() -> Instant,
     ) -> Answer {
+        let presently = self.presently(key);
         let held = request.map(|r| self.verdicts.held(r, key, self.now));
-        let resident = self.resident.get(key);
         let mut asker = if held.is_some() { Asker::First } else { Asker::Anyone };
         let told = |lookup| Answer { lookup, fresh: false, queued: false };
         match held_verdict(held.as_ref()) {
             Some(Verdict::Hit { since }) if !self.failures.came_after(since, key) => return told(Lookup::Hit),
             Some(Verdict::Hit { .. }) => return settle(held, Lookup::Miss, self.now),
-            Some(Verdict::Miss { since }) if resident.is_none_or(|r| r.stored <= since) => return told(Lookup::Miss),
+            Some(Verdict::Miss { since }) if !matches!(presently, Presently::Here(stored) if stored > since) => {
+                return told(Lookup::Miss);
+            }
             Some(Verdict::Miss { .. }) => return settle(held, Lookup::Hit, self.now),
             Some(Verdict::Waiting { since }) => asker = Asker::Waiting(since),
             None => {}
@@ -145,11 +180,10 @@ impl Index {
         if degraded {
             return settle(held, Lookup::Miss, self.now);
         }
-        if resident.is_some() {
-            return settle(held, Lookup::Hit, self.now);
-        }
-        if self.complete {
-            return settle(held, Lookup::Miss, self.now);
+        match presently {
+            Presently::Here(_) => return settle(held, Lookup::Hit, self.now),
+            Presently::Absent => return settle(held, Lookup::Miss, self.now),
+            Presently::Unknown => {}
         }
         let now = clock();
         match self.probes.ask(key, asker, now, self.config.lookup_timeout) {
@@ -163,14 +197,35 @@ impl Index {
         }
     }
 
+    fn presently(&self, key: &BlockKey) -> Presently {
+        match &self.own {
+            Some(own) => match own.0.find(key) {
+                Known::Here(_) => Presently::Here(self.stores.last(key).unwrap_or(0)),
+                Known::Absent => Presently::Absent,
+                Known::Unknown => Presently::Unknown,
+            },
+            None => match self.resident.get(key) {
+                Some(resident) => Presently::Here(resident.stored),
+                None if self.complete => Presently::Absent,
+                None => Presently::Unknown,
+            },
+        }
+    }
+
     /// Where `key` lies, if it is known to be here.
     pub fn location(&self, key: &BlockKey) -> Option<Location> {
-        self.resident.get(key).map(|r| r.location)
+        match &self.own {
+            Some(own) => match own.0.find(key) {
+                Known::Here(location) => Some(location),
+                Known::Absent | Known::Unknown => None,
+            },
+            None => self.resident.get(key).map(|r| r.location),
+        }
     }
 
     /// How many blocks are known to be here.
     pub fn resident_blocks(&self) -> usize {
-        self.resident.len()
+        self.own.as_ref().map_or(self.resident.len(), |own| own.0.blocks())
     }
 
     /// How many requests hold verdicts.
@@ -183,13 +238,18 @@ impl Index {
         self.verdicts.release(request);
         if self.verdicts.open_requests() == 0 {
             self.failures.sweep(&self.verdicts);
+            self.stores.sweep(&self.verdicts);
         }
     }
 
     /// A store was completed: the block is here, and every request that was told MISS is now told HIT.
     pub fn stored(&mut self, key: &BlockKey, location: Location) {
         self.now += 1;
-        self.resident.insert(*key, Resident { location, stored: self.now });
+        if self.own.is_none() {
+            self.resident.insert(*key, Resident { location, stored: self.now });
+        } else if self.verdicts.open_requests() > 0 {
+            self.stores.add(key, self.now, &self.verdicts);
+        }
         if let Some(scan) = &mut self.scan {
             scan.removed.remove(key);
         }
@@ -236,6 +296,9 @@ impl Index {
 
     /// A probe or a scan met a block. What is known already stays.
     fn found(&mut self, key: &BlockKey, location: Location) {
+        if self.own.is_some() {
+            return;
+        }
         if let Entry::Vacant(entry) = self.resident.entry(*key) {
             entry.insert(Resident { location, stored: 0 });
         }
@@ -250,7 +313,7 @@ impl Index {
         if self.verdicts.open_requests() > 0 {
             self.failures.add(key, self.now, &self.verdicts);
         }
-        let is_probed = !self.complete && self.scan.is_none();
+        let is_probed = !self.complete && self.scan.is_none() && self.own.is_none();
         match presence {
             Presence::Gone => self.removed(key),
             Presence::Doubtful if is_probed => self.removed(key),
@@ -265,12 +328,16 @@ impl Index {
         if let Some(scan) = &mut self.scan {
             scan.removed.insert(*key);
         }
-        self.resident.remove(key).is_some()
+        match &self.own {
+            // Such a store has hidden it itself, unless there is another one under that key.
+            Some(own) => !matches!(own.0.find(key), Known::Here(_)),
+            None => self.resident.remove(key).is_some(),
+        }
     }
 
     /// Whether unknown blocks are answered without a probe.
     pub fn is_complete(&self) -> bool {
-        self.complete
+        self.own.as_ref().map_or(self.complete, |own| own.0.is_complete())
     }
 
     /// Forgets everything: residency, verdicts and probes.
@@ -278,7 +345,8 @@ impl Index {
         self.now += 1;
         self.resident = Map::default();
         self.verdicts = Verdicts::default();
-        self.failures = Failures::default();
+        self.failures = KeyMoments::default();
+        self.stores = KeyMoments::default();
         self.probes.clear();
         self.complete = false;
         self.scan = None;

@@ -34,7 +34,7 @@ pub(super) type Held<'a> = Entry<'a, Tag, Verdict, RandomState>;
 /// The verdicts of all open requests.
 ///
 /// They are not changed when a block is stored or fails, which would cost a pass over all requests: each carries the
-/// moment it was given, and is compared with later stores and [`Failures`] when it is asked for again.
+/// moment it was given, and is compared with later stores and failures when it is asked for again.
 #[derive(Debug, Default)]
 pub(super) struct Verdicts {
     seeds: (RandomState, RandomState),
@@ -70,32 +70,38 @@ impl Verdicts {
     }
 }
 
-/// From this many failures on, those that no open request can have seen are swept out.
-const SWEEP_FAILURES_FROM: usize = 1024;
+/// From this many keys on, those that matter to no open request are swept out.
+const SWEEP_FROM: usize = 1024;
 
-/// When loads of a key last failed, as far as an open request may hold a HIT from before.
+/// When something last happened to a key (a load of it failed, a store of it was completed), as far as an open request may
+/// hold a verdict from before.
 #[derive(Debug, Default)]
-pub(super) struct Failures {
+pub(super) struct KeyMoments {
     last: Map<BlockKey, Moment>,
     sweep_at: usize,
 }
 
-impl Failures {
-    /// Whether a load of `key` failed after `since`.
+impl KeyMoments {
+    /// Whether it happened to `key` after `since`.
     pub(super) fn came_after(&self, since: Moment, key: &BlockKey) -> bool {
-        !self.last.is_empty() && self.last.get(key).is_some_and(|failed| *failed > since)
+        self.last(key).is_some_and(|last| last > since)
     }
 
-    /// A load of `key` failed.
+    /// When it last happened to `key`.
+    pub(super) fn last(&self, key: &BlockKey) -> Option<Moment> {
+        if self.last.is_empty() { None } else { self.last.get(key).copied() }
+    }
+
+    /// It happens to `key`.
     pub(super) fn add(&mut self, key: &BlockKey, now: Moment, verdicts: &Verdicts) {
-        if self.last.len() >= self.sweep_at.max(SWEEP_FAILURES_FROM) {
+        if self.last.len() >= self.sweep_at.max(SWEEP_FROM) {
             self.sweep(verdicts);
             self.sweep_at = self.last.len() * 2;
         }
         self.last.insert(*key, now);
     }
 
-    /// A store of `key` was completed, so earlier failures say nothing any more.
+    /// What happened to `key` before says nothing any more.
     pub(super) fn forgive(&mut self, key: &BlockKey) {
         if !self.last.is_empty() {
             self.last.remove(key);
@@ -105,7 +111,7 @@ impl Failures {
     /// Drops what no open request can have seen.
     pub(super) fn sweep(&mut self, verdicts: &Verdicts) {
         match verdicts.oldest() {
-            Some(oldest) => self.last.retain(|_, failed| *failed > oldest),
+            Some(oldest) => self.last.retain(|_, last| *last > oldest),
             None => *self = Self::default(),
         }
     }

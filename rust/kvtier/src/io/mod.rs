@@ -7,6 +7,7 @@
 mod choice;
 mod direct;
 mod filesystem;
+mod inherited;
 mod runtime;
 #[cfg(test)]
 mod tests;
@@ -26,6 +27,7 @@ use crate::error::Result;
 pub use choice::engine_for;
 pub use direct::DirectIo;
 pub use filesystem::FileSystem;
+pub(crate) use inherited::let_go_in_child;
 pub use runtime::Runtime;
 pub use threads::ThreadEngine;
 pub use uring::UringEngine;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::{BlockStore, Done, Loaded, Location, Probed, StoreInfo, Stored};
+use super::{BlockStore, Done, Loaded, Location, OnDropped, Probed, Residency, StoreInfo, Stored};
 use crate::buffer::RowLease;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::Task;
@@ -227,6 +227,14 @@ impl BlockStore for FaultyStore {
             }
         }
         self.inner.probe(keys, done);
+    }
+
+    fn residency(&self) -> Option<Arc<dyn Residency>> {
+        self.inner.residency()
+    }
+
+    fn on_dropped(&self, listener: OnDropped) {
+        self.inner.on_dropped(listener);
     }
 
     fn leases_ended(&self) {

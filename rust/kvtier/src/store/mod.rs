@@ -8,9 +8,11 @@ pub mod faulty;
 pub mod files;
 pub mod memory;
 pub mod object;
+pub mod packed;
 pub mod url;
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::buffer::RowLease;
@@ -48,6 +50,35 @@ pub enum Probed {
     /// The storage did not say.
     Unknown(Error),
 }
+
+/// What is known about a block without asking storage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Known {
+    /// It is there.
+    Here(Location),
+    /// It is not.
+    Absent,
+    /// What would tell is damaged and being rebuilt; a probe is answered when that is done.
+    Unknown,
+}
+
+/// The index of a store that knows all of its blocks at any time. Nothing here does IO or waits for any.
+pub trait Residency: Send + Sync {
+    /// Whether a block is there.
+    fn find(&self, key: &BlockKey) -> Known;
+
+    /// How many blocks are there.
+    fn blocks(&self) -> usize;
+
+    /// Whether nothing is [`Known::Unknown`].
+    fn is_complete(&self) -> bool;
+
+    /// These blocks were used just now.
+    fn touch(&self, keys: &[BlockKey]);
+}
+
+/// What a store tells about blocks that it has dropped for want of room.
+pub type OnDropped = Box<dyn Fn(&[BlockKey]) + Send + Sync>;
 
 /// What a store says about itself.
 #[derive(Clone, Debug)]
@@ -93,6 +124,16 @@ pub trait BlockStore: Send + Sync + 'static {
 
     /// Looks for blocks without reading them; the answer has one entry per key, in order.
     fn probe(&self, keys: Vec<BlockKey>, done: Done<Vec<Probed>>);
+
+    /// The store's own index, if that is complete at any time.
+    fn residency(&self) -> Option<Arc<dyn Residency>> {
+        None
+    }
+
+    /// Blocks that the store drops for want of room are reported to `listener` from now on.
+    fn on_dropped(&self, listener: OnDropped) {
+        drop(listener);
+    }
 
     /// The leases of some operations have ended from outside (a deadline, a reset, a shutdown): the store should stop
     /// working on those that are under way, and let go of their rows. Never waits.

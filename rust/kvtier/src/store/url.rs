@@ -1,14 +1,15 @@
 //! The one place that turns a URL into a store.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::BlockStore;
 use super::files::{FilesConfig, FilesStore};
 use super::memory::{MemoryConfig, MemoryStore};
 use super::object::{BucketConfig, BucketStore, ObjectPlace, Provider};
-use crate::config::{self, TierConfig};
+use super::packed::{self, Bounds, Holds, PackedConfig, PackedStore};
+use crate::config::{self, StorageLayout, TierConfig};
 use crate::error::{Error, ErrorKind, Result};
 use crate::frame::{BlockFormat, ChecksumAlgorithm};
 use crate::identity::{Namespace, NamespaceKind};
@@ -97,6 +98,23 @@ impl fmt::Display for Place {
 pub fn open(place: &Place, namespace: &Namespace, config: &TierConfig) -> Result<Arc<dyn BlockStore>> {
     place.check(config)?;
     match place {
+        Place::Files(root) if layout_at(root, namespace, config)? == StorageLayout::Packed => {
+            let bounds = Bounds {
+                max_bytes: config.max_bytes,
+                min_free_bytes: config.min_free_bytes,
+                segment_bytes: config.segment_bytes,
+            };
+            let packed = PackedConfig {
+                verify: config.verify,
+                durability: config.durability,
+                direct_io: config.direct_io,
+                read_only: config.read_only,
+                file_mode: config.file_mode,
+                dir_mode: config.dir_mode,
+                ..PackedConfig::new(format_of(namespace), bounds)
+            };
+            Ok(Arc::new(PackedStore::open(root, namespace, packed, threads()?)?))
+        }
         Place::Files(root) => {
             let files = FilesConfig {
                 verify: config.verify,
@@ -132,6 +150,29 @@ pub fn open(place: &Place, namespace: &Namespace, config: &TierConfig) -> Result
             };
             Ok(Arc::new(BucketStore::open(bucket, namespace, objects)?))
         }
+    }
+}
+
+/// Which layout a root gets: `Files` or `Packed`.
+fn layout_at(root: &Path, namespace: &Namespace, config: &TierConfig) -> Result<StorageLayout> {
+    match config.layout {
+        StorageLayout::Packed => return Ok(StorageLayout::Packed),
+        // Also without permission to look, or without a directory: then opening says what is wrong.
+        StorageLayout::Files => match packed::holds_pool(root) {
+            false => return Ok(StorageLayout::Files),
+            true => {
+                let message = "the root holds a packed pool; give layout=\"packed\" or \"auto\" to use it, or another root";
+                return Err(Error::new(ErrorKind::Config, message).with("root", root.display()));
+            }
+        },
+        StorageLayout::Auto => {}
+    }
+    let (holds, could) = packed::look_at(root)?;
+    let suits = namespace.kind() == NamespaceKind::Kvtier && !config.quarantine && !config.exclusive;
+    match holds {
+        Holds::Pool => Ok(StorageLayout::Packed),
+        Holds::Nothing if could && suits && !config.read_only => Ok(StorageLayout::Packed),
+        Holds::Files | Holds::Nothing => Ok(StorageLayout::Files),
     }
 }
 

@@ -4,6 +4,7 @@
 #![allow(dead_code, unreachable_pub, unused_imports, reason = "shared by several tests, each of which uses a part")]
 
 pub mod bucket;
+pub mod pool;
 pub mod stub;
 pub mod weed;
 
@@ -79,6 +80,10 @@ pub trait Place {
     fn litter(&self, open: &Open);
     /// How many unfinished files there are.
     fn unfinished(&self, open: &Open) -> usize;
+    /// Whether blocks lie in slots: framed ones only, which can't have another length, and can't be removed by hand.
+    fn in_slots(&self) -> bool {
+        false
+    }
 }
 
 pub fn key(n: usize) -> BlockKey {

@@ -32,10 +32,13 @@ use std::time::Duration;
 use rustix::fs::{AtFlags, FileType, Mode, Stat, statat};
 use rustix::io::Errno;
 
+pub(super) use open::settle_config;
 pub use publish::Publishing;
 pub use root::{Abilities, Root, RootReport};
+pub(super) use scan::{entries, name_of};
 pub use survey::{Contents, FoundBlocks, FoundNamespace, Survey};
 pub use temporary::Unfinished;
+pub(super) use temporary::unique_name;
 
 use self::locks::Claim;
 use self::reset::Sweep;
@@ -50,7 +53,7 @@ use crate::recurring::Recurring;
 
 /// Makes the seed of unique names; see [`crate::engine::warm_up`].
 pub(crate) fn warm_up() {
-    temporary::unique_name();
+    unique_name();
 }
 
 /// How a [`FilesStore`] is opened.

@@ -64,6 +64,30 @@ impl FilesStore {
     }
 }
 
+/// Compares the namespace's `config.json` below the directory at `root` with `namespace`, and writes it where it is missing
+/// and `read_only` is not set: for stores that keep blocks elsewhere below the same root.
+///
+/// # Errors
+/// `IdentityMismatch` when the namespace was written under another identity; the system's.
+pub(in crate::store) fn settle_config(
+    root: &Path,
+    namespace: &Namespace,
+    read_only: bool,
+    file_mode: Mode,
+    dir_mode: Mode,
+) -> Result<()> {
+    let root = Root::open(root)?;
+    let settle = || -> Result<()> {
+        if read_only {
+            return open_for_reading(&root, namespace).map(drop);
+        }
+        let base = Arc::new(root.make_dir(namespace.base_dir(), dir_mode)?);
+        let publishing = root.try_out(&base)?.publishing;
+        config_json::settle(&base, namespace, publishing, file_mode, dir_mode)
+    };
+    settle().map_err(|e| e.with("root", root.path().display()).with("namespace", namespace.base_dir()))
+}
+
 /// Adds where it was, and what helps.
 fn explained(error: Error, root: &Root, namespace: &Namespace, config: &FilesConfig) -> Error {
     let hint = error.kind() == ErrorKind::Permission && !config.read_only;

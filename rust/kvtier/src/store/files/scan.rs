@@ -57,10 +57,10 @@ pub(super) fn open_listing(at: impl std::os::fd::AsFd, name: &str) -> rustix::io
     }
 }
 
-pub(super) fn entries(dir: &OwnedFd) -> rustix::io::Result<Dir> {
+pub(in crate::store) fn entries(dir: &OwnedFd) -> rustix::io::Result<Dir> {
     Dir::new(dir.try_clone().map_err(|_| Errno::MFILE)?)
 }
 
-pub(super) fn name_of(entry: &DirEntry) -> Option<&str> {
+pub(in crate::store) fn name_of(entry: &DirEntry) -> Option<&str> {
     entry.file_name().to_str().ok()
 }

@@ -15,7 +15,7 @@ use super::locks::{Attempt, try_lock};
 pub(super) const DIR: &str = ".tmp";
 
 /// A name that no other process, on any host, gives at any time: short, and independent of what it is for.
-pub(super) fn unique_name() -> String {
+pub(in crate::store) fn unique_name() -> String {
     static SEED: LazyLock<u64> = LazyLock::new(|| {
         use std::hash::BuildHasher;
         // Keyed by the system's randomness.

@@ -1,0 +1,462 @@
+//! Getting a segment to store into: one with room, a new one, or one whose blocks are worth least.
+
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, unlinkat};
+use rustix::io::{Errno, pread};
+
+use super::catalogue::{NamespaceId, Spot};
+use super::format::{Entry, Geometry, Header, KeyName, Page, SlotState, TablePage};
+use super::own::{Claim, OwnSegment};
+use super::policy::Heat;
+use super::pool::Pool;
+use super::segment::{self, SegmentFile};
+use super::site::now_ns;
+use crate::buffer::{PAGE, Scratch, ScratchPool};
+use crate::error::{Error, ErrorKind, Result};
+use crate::frame::Trailer;
+use crate::index::Set;
+use crate::layout::BlockKey;
+
+/// What a segment is made for.
+struct Purpose {
+    namespace: String,
+    identity: [u8; 32],
+    epoch: u64,
+    geometry: Geometry,
+}
+
+/// A block that moves to another generation, in memory meanwhile.
+struct Kept {
+    trailer: Trailer,
+    heat: Heat,
+    block: Scratch,
+}
+
+impl Pool {
+    /// A segment for blocks of `namespace`, owned by this process; `None` when there is none just now.
+    ///
+    /// # Errors
+    /// What making or reading segments fails with.
+    pub(super) fn acquire(&self, namespace: NamespaceId) -> Result<Option<Arc<OwnSegment>>> {
+        let purpose = {
+            let state = self.state.lock();
+            let known = &state.catalogue.namespaces[namespace];
+            Purpose {
+                namespace: known.name.clone(),
+                identity: known.identity,
+                epoch: known.epoch,
+                geometry: known.geometry,
+            }
+        };
+        if let Some(own) = self.adopt_any(namespace)? {
+            return Ok(Some(own));
+        }
+        match self.make_any(&purpose) {
+            Ok(Some(own)) => return Ok(Some(own)),
+            Ok(None) => {}
+            // The disk is full, so room is made within.
+            Err(error) if error.kind() == ErrorKind::NoSpace => {
+                if self.state.lock().catalogue.segments.values().all(|segment| segment.view.is_none()) {
+                    return Err(error);
+                }
+            }
+            Err(error) => return Err(error),
+        }
+        let most = self.superblock().most_segments();
+        for id in self.by_rank().into_iter().filter(|id| *id < most) {
+            if let Some(own) = self.reclaim(id, namespace, &purpose)? {
+                return Ok(Some(own));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Goes on with a segment of the namespace that has room and no owner: one whose owner was closed, or is dead. Its lock
+    /// is free, so all that the owner ever wrote has landed.
+    fn adopt_any(&self, namespace: NamespaceId) -> Result<Option<Arc<OwnSegment>>> {
+        let mut with_room: Vec<_> = {
+            let state = self.state.lock();
+            let is_fit = |(_, segment): &(&u32, &super::catalogue::Segment)| {
+                !segment.failing && segment.view.as_ref().is_some_and(|v| v.namespace == Some(namespace) && v.has_room())
+            };
+            state.catalogue.segments.iter().filter(is_fit).map(|(id, _)| *id).collect()
+        };
+        with_room.sort_unstable();
+        for id in with_room {
+            let Some(claim) = self.claim(id)? else { continue };
+            if let Some(own) = self.adopt(claim, namespace)? {
+                return Ok(Some(own));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Becomes the owner of a segment as it is; `None` when it is not the namespace's any more, or full.
+    fn adopt(&self, claim: Claim, namespace: NamespaceId) -> Result<Option<Arc<OwnSegment>>> {
+        let header = match claim.file.header(self.superblock().pool) {
+            Ok(header) => header,
+            Err(error) if error.kind() == ErrorKind::Io => return Err(error),
+            Err(_) => return Ok(None),
+        };
+        let geometry = self.geometry_of(&header)?;
+        if self.state.lock().catalogue.namespace_of(&header) != Some(namespace) {
+            return Ok(None);
+        }
+        let pages = self.settled_table(&claim.file, &header, geometry)?;
+        let known: Vec<_> = pages.iter().cloned().map(Some).collect();
+        self.state.lock().catalogue.install(&header, geometry, Some(&known), now_ns() / 1_000_000_000);
+        let own = OwnSegment::new(header, geometry, claim, pages);
+        Ok((own.free_slots() > 0).then_some(own))
+    }
+
+    /// The table of a segment that is locked, whole: what was damaged is rebuilt from the blocks' trailers.
+    pub(super) fn settled_table(
+        &self,
+        file: &SegmentFile,
+        header: &Header,
+        geometry: Geometry,
+    ) -> Result<Vec<TablePage>> {
+        let pages = self.read_table(file, header, geometry)?.into_iter().enumerate();
+        let settle = |(number, page): (usize, Option<TablePage>)| match page {
+            Some(page) => Ok(page),
+            None => {
+                let page = rebuilt_page(file, header, geometry, number)?;
+                file.write_table_page(geometry, &page)
+                    .map_err(|e| Error::from_io("writing a segment's table", e.into()))?;
+                self.hints.note(header.segment);
+                Ok(page)
+            }
+        };
+        pages.map(settle).collect()
+    }
+
+    /// Makes a segment, if the bounds allow one more.
+    fn make_any(&self, purpose: &Purpose) -> Result<Option<Arc<OwnSegment>>> {
+        let bytes = self.superblock().segment_bytes;
+        let mut there = self.site.segments()?;
+        there.sort_unstable();
+        let most = self.superblock().most_segments();
+        for id in there.iter().filter(|id| **id < most) {
+            // Begun by somebody who is gone, or damaged: there is nothing in it that could be found.
+            if self.is_unusable(*id)
+                && let Some(claim) = self.claim(*id)?
+                && self.is_unusable(*id)
+            {
+                return self.make(claim, purpose).map(Some);
+            }
+        }
+        let floor = self.superblock().min_free_bytes;
+        if floor > 0 && self.free_bytes() < floor.saturating_add(bytes) {
+            return Ok(None);
+        }
+        let mut free = (0..most).filter(|id| there.binary_search(id).is_err());
+        while let Some(id) = free.next() {
+            let file = match SegmentFile::create(self.dir(), id, self.access) {
+                Ok(file) => self.keep_file(file),
+                Err(Errno::EXIST) => continue,
+                Err(errno) => return Err(Error::from_io("making a segment", errno.into())),
+            };
+            let Some(claim) = self.claim(id)? else { continue };
+            if !Arc::ptr_eq(&claim.file, &file) {
+                continue;
+            }
+            return match self.make(claim, purpose) {
+                Ok(own) => Ok(Some(own)),
+                Err(error) => {
+                    // Nobody has seen anything in it. While this process has its lock, nobody else makes it theirs.
+                    let _ = unlinkat(self.dir(), segment::name_of(id), AtFlags::empty());
+                    self.forget_file(&file);
+                    Err(error)
+                }
+            };
+        }
+        Ok(None)
+    }
+
+    /// Whether a segment's header says that it was never finished, or is damaged.
+    fn is_unusable(&self, id: u32) -> bool {
+        match self.file_of(id).and_then(|file| file.header(self.superblock().pool)) {
+            Ok(header) => self.geometry_of(&header).is_err(),
+            // Another pool's are left alone, whatever they do here.
+            Err(error) => error.kind() == ErrorKind::Foreign,
+        }
+    }
+
+    /// Gives a segment all of its room and a first generation. That is later than any that it may have had, so that no old
+    /// trailer is ever taken for one of its own.
+    fn make(&self, claim: Claim, purpose: &Purpose) -> Result<Arc<OwnSegment>> {
+        let bytes = self.superblock().segment_bytes;
+        claim.file.allocate(bytes).map_err(|errno| {
+            let error = Error::from_io("reserving room for a segment", errno.into());
+            error.with("segment", segment::name_of(claim.file.id)).with("bytes", bytes)
+        })?;
+        self.begin(claim, purpose, now_ns())
+    }
+
+    /// Begins a generation in a segment that is locked.
+    fn begin(&self, claim: Claim, purpose: &Purpose, generation: u64) -> Result<Arc<OwnSegment>> {
+        let Purpose { namespace, identity, epoch, geometry } = purpose;
+        let id = claim.file.id;
+        let header = Header {
+            pool: self.superblock().pool,
+            segment: id,
+            slots: geometry.slots,
+            slot_bytes: geometry.slot_bytes,
+            payload_bytes: self.payload_bytes(namespace),
+            generation,
+            epoch: *epoch,
+            born_unix_ns: now_ns(),
+            owner: self.nonce,
+            identity: *identity,
+            namespace: namespace.clone(),
+        };
+        claim.file.write_header(&header)?;
+        self.hints.note(id);
+        let empty = |number| TablePage::empty(header.pool, id, number as u32, generation);
+        let pages: Vec<_> = (0..geometry.table_pages()).map(empty).collect();
+        let known: Vec<_> = pages.iter().cloned().map(Some).collect();
+        self.state.lock().catalogue.install(&header, *geometry, Some(&known), now_ns() / 1_000_000_000);
+        Ok(OwnSegment::new(header, *geometry, claim, pages))
+    }
+
+    fn payload_bytes(&self, namespace: &str) -> u64 {
+        let state = self.state.lock();
+        let known = state.catalogue.namespaces.iter().find(|known| known.name == *namespace);
+        known.map_or(0, |known| known.payload_bytes)
+    }
+
+    /// Takes a segment with all that is in it for blocks of `namespace`; its hot blocks stay. `None` when it can't be had
+    /// just now.
+    fn reclaim(&self, id: u32, namespace: NamespaceId, purpose: &Purpose) -> Result<Option<Arc<OwnSegment>>> {
+        let Some(emptied) = self.empty(id, Some(namespace))? else { return Ok(None) };
+        let Emptied { claim, header, kept, dropped, from } = emptied;
+        let own = self.begin(claim, purpose, header.generation + 1)?;
+        let mut lost = Vec::new();
+        for kept in kept {
+            let key = kept.trailer.key;
+            if self.write_again(&own, namespace, kept).is_err() {
+                lost.push(key);
+            }
+        }
+        self.tell_dropped(from, &dropped);
+        self.tell_dropped(from, &lost);
+        Ok(Some(own))
+    }
+
+    /// Takes a segment away, and gives its room back to the file system; false when it can't be had just now.
+    pub(super) fn discard(&self, id: u32) -> Result<bool> {
+        let Some(Emptied { claim, header, dropped, from, .. }) = self.empty(id, None)? else { return Ok(false) };
+        // Those who have it open shall see that nothing in it counts any more.
+        claim.file.write_header(&Header { generation: header.generation + 1, namespace: String::new(), ..header })?;
+        self.hints.note(id);
+        claim.file.punch();
+        unlinkat(self.dir(), segment::name_of(id), AtFlags::empty())
+            .map_err(|e| Error::from_io("removing a segment", e.into()))?;
+        self.forget_file(&claim.file);
+        self.tell_dropped(from, &dropped);
+        Ok(true)
+    }
+
+    /// Claims a segment, and makes its blocks unknown here. Nothing on storage has changed yet.
+    fn empty(&self, id: u32, into: Option<NamespaceId>) -> Result<Option<Emptied>> {
+        let Some(claim) = self.claim(id)? else { return Ok(None) };
+        let header = match claim.file.header(self.superblock().pool) {
+            Ok(header) => header,
+            Err(error) if error.kind() == ErrorKind::Io => return Err(error),
+            Err(_) => return Ok(None),
+        };
+        let geometry = self.geometry_of(&header)?;
+        let pages = self.read_table(&claim.file, &header, geometry)?;
+        let (from, hot) = {
+            let mut state = self.state.lock();
+            let Some(view) = state.catalogue.view(id) else { return Ok(None) };
+            if view.is_held() || view.header.generation != header.generation {
+                drop(state);
+                drop(claim);
+                self.refresh(id);
+                return Ok(None);
+            }
+            let from = view.namespace;
+            let hot = if from.is_some() && from == into { view.hot_slots(&*self.policy) } else { Vec::new() };
+            state.catalogue.drop_view(id);
+            (from, hot)
+        };
+        let scratch = ScratchPool::new(geometry.slot_bytes as usize, 0);
+        let read = |(slot, heat): (u32, Heat)| {
+            let block = read_block(&claim.file, &header, geometry, slot, &scratch).ok()?;
+            Some(Kept { trailer: block.0, heat, block: block.1 })
+        };
+        let kept: Vec<_> = hot.into_iter().filter_map(read).collect();
+        let stay: Set<_> = kept.iter().map(|kept| kept.trailer.key).collect();
+        let is_dropped = |key: &BlockKey| !stay.contains(key);
+        let blocks = pages.iter().flatten().flat_map(|page| page.entries.iter().flatten());
+        let dropped = blocks
+            .filter(|entry| entry.state == SlotState::Block)
+            .filter_map(|entry| entry.name.key())
+            .filter(is_dropped)
+            .collect();
+        Ok(Some(Emptied { claim, header, kept, dropped, from }))
+    }
+
+    /// Writes a block that lay in the segment's last generation into this one.
+    fn write_again(&self, own: &Arc<OwnSegment>, namespace: NamespaceId, kept: Kept) -> Result<()> {
+        let Kept { trailer, heat, mut block } = kept;
+        let slot = own.take_slot().ok_or_else(|| Error::new(ErrorKind::Capacity, "the segment is full"))?;
+        let trailer = Trailer { placement: own.header.generation, ..trailer };
+        let bytes = own.geometry.slot_bytes as usize;
+        if let Some(page) = block[..bytes].last_chunk_mut::<PAGE>() {
+            trailer.encode(page);
+        }
+        write_all(&own.file, slot.offset(), &block[..bytes])
+            .map_err(|e| Error::from_io("writing a block again", e.into()))?;
+        let entry = Entry {
+            state: SlotState::Block,
+            name: KeyName::of(&trailer.key),
+            payload_bytes: trailer.payload_bytes as u32,
+            generation: own.header.generation,
+            created_unix_ns: trailer.created_unix_ns,
+        };
+        let number = slot.slot;
+        let (send, receive) = std::sync::mpsc::channel();
+        slot.publish(entry, false, Box::new(move |written| drop(send.send(written))));
+        let lost = |_| Error::new(ErrorKind::Internal, "the table gave no answer");
+        receive.recv().map_err(lost)??;
+        self.published(namespace, &own.header, number, &trailer.key)?;
+        let spot = Spot { segment: own.id(), slot: number };
+        // A second chance, not an endless one.
+        self.state.lock().catalogue.set_heat(spot, heat - 1);
+        Ok(())
+    }
+}
+
+/// A segment on its way from one generation to the next.
+struct Emptied {
+    claim: Claim,
+    header: Header,
+    kept: Vec<Kept>,
+    dropped: Vec<BlockKey>,
+    from: Option<NamespaceId>,
+}
+
+/// Reads a whole block of a segment that is locked, and verifies it as far as that can be done without being asked for it.
+fn read_block(
+    file: &SegmentFile,
+    header: &Header,
+    geometry: Geometry,
+    slot: u32,
+    scratch: &Arc<ScratchPool>,
+) -> Result<(Trailer, Scratch)> {
+    let mut block = scratch.take()?;
+    let bytes = geometry.slot_bytes as usize;
+    let mut done = 0;
+    while done < bytes {
+        match pread(&file.data, &mut block[done..bytes], geometry.slot_offset(slot) + done as u64) {
+            Ok(0) => return Err(Error::new(ErrorKind::Short, "the segment ends within a block")),
+            Ok(n) => done += n,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(Error::from_io("reading a block", errno.into())),
+        }
+    }
+    let Some(page) = block[..bytes].last_chunk::<PAGE>() else {
+        return Err(Error::new(ErrorKind::Internal, "a slot without a trailer"));
+    };
+    let trailer = trailer_of(page, header).ok_or_else(|| Error::new(ErrorKind::Foreign, "no block of the segment"))?;
+    let payload = block.get(..trailer.payload_bytes as usize).unwrap_or_default();
+    if trailer.algorithm.of([payload]) != trailer.payload_checksum {
+        return Err(Error::new(ErrorKind::Checksum, "the block's checksum is wrong"));
+    }
+    Ok((trailer, block))
+}
+
+/// The trailer on a page, if it is one of the segment's generation.
+pub(super) fn trailer_of(page: &Page, header: &Header) -> Option<Trailer> {
+    Trailer::decode(page).ok().filter(|trailer| {
+        (trailer.placement, trailer.identity, trailer.payload_bytes)
+            == (header.generation, header.identity, header.payload_bytes)
+    })
+}
+
+/// A page of a table, from the trailers of the blocks whose entries it has.
+pub(super) fn rebuilt_page(
+    file: &SegmentFile,
+    header: &Header,
+    geometry: Geometry,
+    number: usize,
+) -> Result<TablePage> {
+    let mut page = TablePage::empty(header.pool, header.segment, number as u32, header.generation);
+    // Above whatever it was: pages count from 0.
+    page.sequence = now_ns();
+    for (slot, entry) in geometry.slots_of(number).zip(&mut page.entries) {
+        let mut bytes = [0; PAGE];
+        file.read(geometry.slot_offset(slot) + geometry.slot_bytes - PAGE as u64, &mut bytes)
+            .map_err(|e| Error::from_io("reading a block's trailer", e.into()))?;
+        *entry = trailer_of(&bytes, header).map(|trailer| Entry {
+            state: SlotState::Block,
+            name: KeyName::of(&trailer.key),
+            payload_bytes: trailer.payload_bytes as u32,
+            generation: header.generation,
+            created_unix_ns: trailer.created_unix_ns,
+        });
+    }
+    Ok(page)
+}
+
+/// Writes a whole block through the description that has the lock.
+fn write_all(file: &SegmentFile, at: u64, bytes: &[u8]) -> rustix::io::Result<()> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match rustix::io::pwrite(&file.data, &bytes[done..], at + done as u64) {
+            Ok(0) => return Err(Errno::IO),
+            Ok(n) => done += n,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+impl Pool {
+    /// Rebuilds pages of tables that can't be read, where nobody owns the segment. Its owner knows what lies there, and
+    /// writes the page with its next block.
+    pub(super) fn rebuild_tables(&self) {
+        let damaged: Vec<_> = {
+            let state = self.state.lock();
+            let is_damaged = |(_, segment): &(&u32, &super::catalogue::Segment)| {
+                segment.view.as_ref().is_some_and(|view| view.damaged_pages().next().is_some())
+            };
+            state.catalogue.segments.iter().filter(is_damaged).map(|(id, _)| *id).collect()
+        };
+        for id in damaged {
+            if let Err(error) = self.rebuild_table(id) {
+                self.failed_work.warn(module_path!(), format_args!("a damaged table can't be rebuilt now: {error}"));
+            }
+        }
+        self.answer_probes();
+    }
+
+    fn rebuild_table(&self, id: u32) -> Result<()> {
+        if self.access.read_only {
+            let file = self.file_of(id)?;
+            let header = file.header(self.superblock().pool)?;
+            let geometry = self.geometry_of(&header)?;
+            let pages = self.read_table(&file, &header, geometry)?.into_iter().enumerate();
+            let rebuild = |(number, page): (usize, Option<TablePage>)| match page {
+                Some(page) => Ok(Some(page)),
+                None => rebuilt_page(&file, &header, geometry, number).map(Some),
+            };
+            let pages = pages.map(rebuild).collect::<Result<Vec<_>>>()?;
+            self.state.lock().catalogue.install(&header, geometry, Some(&pages), file.used());
+            return Ok(());
+        }
+        let Some(claim) = self.claim(id)? else { return Ok(()) };
+        let header = claim.file.header(self.superblock().pool)?;
+        let geometry = self.geometry_of(&header)?;
+        let pages: Vec<_> = self.settled_table(&claim.file, &header, geometry)?.into_iter().map(Some).collect();
+        self.state.lock().catalogue.install(&header, geometry, Some(&pages), claim.file.used());
+        drop(claim);
+        let names = segment::name_of(id);
+        log::warn!("a damaged table was rebuilt from the blocks of {names} in {}", self.site.path.display());
+        Ok(())
+    }
+}

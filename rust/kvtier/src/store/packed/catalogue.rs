@@ -1,0 +1,383 @@
+//! What this process knows of a pool: which blocks lie where, in all segments, by whoever they were stored.
+//!
+//! Pure bookkeeping in memory. A block costs 18 bytes in its segment's view and a table entry of 8 bytes in its
+//! namespace's index; the index holds places only, and compares names in the views.
+
+use std::hash::BuildHasher;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use foldhash::fast::RandomState;
+use hashbrown::HashTable;
+
+use super::format::{Geometry, Header, KeyName, SlotState, TablePage};
+use super::policy::{Candidate, HOTTEST, Heat, Policy};
+use super::segment::SegmentFile;
+use crate::index::Map;
+use crate::layout::BlockKey;
+use crate::store::Location;
+
+/// A block's name within one process: 128 bits under random seeds, so that two keys have the same by chance only. What is
+/// loaded is compared with the whole key in its trailer all the same.
+pub(super) type Name = u128;
+
+/// A namespace's number within one process.
+pub(super) type NamespaceId = usize;
+
+/// Where a block lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Spot {
+    pub(super) segment: u32,
+    pub(super) slot: u32,
+}
+
+impl From<Spot> for Location {
+    fn from(spot: Spot) -> Self {
+        Self(u64::from(spot.segment) << 32 | u64::from(spot.slot))
+    }
+}
+
+/// What a slot is in memory.
+const FREE: u8 = 0;
+const BLOCK: u8 = 1;
+/// Not to be found, whatever the table says.
+const HIDDEN: u8 = 2;
+
+/// One segment file.
+#[derive(Debug, Default)]
+pub(super) struct Segment {
+    /// Set while this process has its lock.
+    pub(super) busy: Arc<AtomicBool>,
+    /// The open file, if it is open.
+    pub(super) file: Option<Arc<SegmentFile>>,
+    /// What it holds, as far as it can be used.
+    pub(super) view: Option<View>,
+    /// Whether it was said that it can't.
+    pub(super) complained: bool,
+    /// Whether writing its table has failed: it is no place for more.
+    pub(super) failing: bool,
+}
+
+/// What one generation of a segment holds.
+#[derive(Debug)]
+pub(super) struct View {
+    pub(super) header: Header,
+    pub(super) geometry: Geometry,
+    /// Whose blocks they are, where that namespace is open here and they are of its epoch.
+    pub(super) namespace: Option<NamespaceId>,
+    names: Vec<Name>,
+    states: Vec<u8>,
+    heat: Vec<Heat>,
+    sequences: Vec<u64>,
+    damaged: Vec<bool>,
+    blocks: u32,
+    /// When it was last used, in seconds since 1970, by this process or another one.
+    pub(super) used: u64,
+    /// When this process last told the others of its use.
+    pub(super) noted: u64,
+    /// Cloned by each load.
+    pub(super) loading: Arc<()>,
+}
+
+/// A namespace that is open here.
+#[derive(Debug)]
+pub(super) struct Namespace {
+    pub(super) name: String,
+    pub(super) identity: [u8; 32],
+    pub(super) epoch: u64,
+    pub(super) geometry: Geometry,
+    pub(super) payload_bytes: u64,
+    index: HashTable<Spot>,
+    damaged_pages: usize,
+}
+
+/// See the [module](self).
+#[derive(Debug, Default)]
+pub(super) struct Catalogue {
+    pub(super) segments: Map<u32, Segment>,
+    pub(super) namespaces: Vec<Namespace>,
+    seeds: (RandomState, RandomState),
+}
+
+impl View {
+    fn new(header: Header, geometry: Geometry, used: u64) -> Self {
+        Self {
+            header,
+            geometry,
+            namespace: None,
+            names: Vec::new(),
+            states: Vec::new(),
+            heat: Vec::new(),
+            sequences: Vec::new(),
+            damaged: Vec::new(),
+            blocks: 0,
+            used,
+            noted: used,
+            loading: Arc::default(),
+        }
+    }
+
+    /// Whether some load of this process reads from it.
+    pub(super) fn is_held(&self) -> bool {
+        Arc::strong_count(&self.loading) > 1
+    }
+
+    /// Pages of the table that can't be read.
+    pub(super) fn damaged_pages(&self) -> impl Iterator<Item = usize> + '_ {
+        self.damaged.iter().enumerate().filter_map(|(page, damaged)| damaged.then_some(page))
+    }
+
+    /// Whether its table has room, as far as it is known.
+    pub(super) fn has_room(&self) -> bool {
+        self.states.contains(&FREE)
+    }
+
+    /// Slots of the blocks worth keeping, the hottest first.
+    pub(super) fn hot_slots(&self, policy: &dyn Policy) -> Vec<(u32, Heat)> {
+        let found = |i: usize| self.states.get(i) == Some(&BLOCK);
+        let mut hot: Vec<_> = (0..self.heat.len())
+            .filter(|i| found(*i) && policy.keeps(self.heat[*i]))
+            .map(|i| (i as u32, self.heat[i]))
+            .collect();
+        hot.sort_by_key(|(slot, heat)| (u8::MAX - heat, *slot));
+        hot.truncate((self.geometry.slots as usize * policy.most_kept() as usize).div_ceil(100));
+        hot
+    }
+
+    /// How it looks to a policy.
+    pub(super) fn candidate(&self, policy: &dyn Policy) -> Candidate {
+        let born = self.header.born_unix_ns / 1_000_000_000;
+        let hot = self.heat.iter().filter(|heat| policy.keeps(**heat)).count();
+        Candidate { born, used: self.used.max(born), blocks: self.blocks, hot: hot as u32, slots: self.geometry.slots }
+    }
+}
+
+impl Namespace {
+    pub(super) fn new(
+        name: String,
+        identity: [u8; 32],
+        epoch: u64,
+        geometry: Geometry,
+        payload_bytes: u64,
+    ) -> Self {
+        Self { name, identity, epoch, geometry, payload_bytes, index: HashTable::new(), damaged_pages: 0 }
+    }
+
+    pub(super) fn blocks(&self) -> usize {
+        self.index.len()
+    }
+
+    /// Whether some of its blocks may be there without being known.
+    pub(super) fn is_complete(&self) -> bool {
+        self.damaged_pages == 0
+    }
+
+    fn owns(&self, header: &Header) -> bool {
+        self.name == header.namespace && self.identity == header.identity && self.epoch == header.epoch
+    }
+}
+
+impl Catalogue {
+    /// The name of a block within this process.
+    pub(super) fn name_of(&self, key: &BlockKey) -> Name {
+        self.name_of_entry(&KeyName::of(key))
+    }
+
+    fn name_of_entry(&self, name: &KeyName) -> Name {
+        Name::from(self.seeds.0.hash_one(name)) << 64 | Name::from(self.seeds.1.hash_one(name))
+    }
+
+    /// Where a block of a namespace lies.
+    pub(super) fn find(&self, namespace: NamespaceId, name: Name) -> Option<Spot> {
+        let index = &self.namespaces.get(namespace)?.index;
+        index.find(hash_of(name), |spot| name_at(&self.segments, *spot) == Some(name)).copied()
+    }
+
+    /// The segment's view, if it has one.
+    pub(super) fn view(&self, segment: u32) -> Option<&View> {
+        self.segments.get(&segment)?.view.as_ref()
+    }
+
+    pub(super) fn view_mut(&mut self, segment: u32) -> Option<&mut View> {
+        self.segments.get_mut(&segment)?.view.as_mut()
+    }
+
+    /// Which of the open namespaces a segment with this header belongs to.
+    pub(super) fn namespace_of(&self, header: &Header) -> Option<NamespaceId> {
+        self.namespaces.iter().position(|namespace| namespace.owns(header))
+    }
+
+    /// Takes over what a segment's table says. `pages` are those of its namespace, if that is open here; what can't be read
+    /// is damaged. Returns false when a namespace has become open that the pages were not read for.
+    pub(super) fn install(
+        &mut self,
+        header: &Header,
+        geometry: Geometry,
+        pages: Option<&[Option<TablePage>]>,
+        used: u64,
+    ) -> bool {
+        let namespace = self.namespace_of(header);
+        if namespace.is_some() && pages.is_none() {
+            return false;
+        }
+        let known = self.view(header.segment).is_some_and(|view| {
+            view.header.generation == header.generation && view.header.epoch == header.epoch && view.namespace == namespace
+        });
+        if !known {
+            self.drop_view(header.segment);
+            let view = View::new(header.clone(), geometry, used);
+            self.segments.entry(header.segment).or_default().view = Some(view);
+        }
+        if let Some(view) = self.view_mut(header.segment) {
+            view.used = view.used.max(used);
+            view.header = header.clone();
+        }
+        let (Some(namespace), Some(pages)) = (namespace, pages) else { return true };
+        self.prepare(header.segment, namespace);
+        for (number, page) in pages.iter().enumerate() {
+            match page {
+                Some(page) => self.install_page(header.segment, page),
+                None => self.set_damaged(header.segment, number, true),
+            }
+        }
+        true
+    }
+
+    /// Makes room in a view for what its table says.
+    fn prepare(&mut self, segment: u32, namespace: NamespaceId) {
+        let Some(view) = self.view_mut(segment) else { return };
+        let slots = view.geometry.slots as usize;
+        if view.states.len() != slots {
+            let pages = view.geometry.table_pages();
+            view.names = vec![0; slots];
+            view.states = vec![FREE; slots];
+            view.heat = vec![0; slots];
+            view.sequences = vec![0; pages];
+            view.damaged = vec![false; pages];
+        }
+        view.namespace = Some(namespace);
+    }
+
+    fn install_page(&mut self, segment: u32, page: &TablePage) {
+        let number = page.number as usize;
+        self.set_damaged(segment, number, false);
+        let Some(view) = self.view_mut(segment) else { return };
+        match view.sequences.get_mut(number) {
+            Some(known) if *known < page.sequence => *known = page.sequence,
+            _ => return,
+        }
+        for (slot, entry) in view.geometry.slots_of(number).zip(&page.entries) {
+            match entry {
+                Some(entry) if entry.state == SlotState::Block => self.add(Spot { segment, slot }, &entry.name),
+                Some(_) => drop(self.hide(Spot { segment, slot })),
+                None => {}
+            }
+        }
+    }
+
+    /// A block is there.
+    pub(super) fn add(&mut self, spot: Spot, name: &KeyName) {
+        let name = self.name_of_entry(name);
+        let Some(view) = self.segments.get_mut(&spot.segment).and_then(|segment| segment.view.as_mut()) else { return };
+        let (slot, Some(namespace)) = (spot.slot as usize, view.namespace) else { return };
+        if view.states.get(slot) != Some(&FREE) {
+            return;
+        }
+        view.names[slot] = name;
+        view.states[slot] = BLOCK;
+        view.blocks += 1;
+        let Some(namespace) = self.namespaces.get_mut(namespace) else { return };
+        let segments = &self.segments;
+        namespace
+            .index
+            .insert_unique(hash_of(name), spot, |spot| name_at(segments, *spot).map_or(0, hash_of));
+    }
+
+    /// A block is not to be found any more. Returns whether it could be until now.
+    pub(super) fn hide(&mut self, spot: Spot) -> bool {
+        let Some(view) = self.segments.get_mut(&spot.segment).and_then(|segment| segment.view.as_mut()) else {
+            return false;
+        };
+        let slot = spot.slot as usize;
+        let was_there = view.states.get(slot) == Some(&BLOCK);
+        if let Some(state) = view.states.get_mut(slot) {
+            *state = HIDDEN;
+        }
+        if was_there {
+            view.blocks -= 1;
+            let name = view.names[slot];
+            if let Some(namespace) = view.namespace.and_then(|namespace| self.namespaces.get_mut(namespace)) {
+                remove(&mut namespace.index, name, spot);
+            }
+        }
+        was_there
+    }
+
+    fn set_damaged(&mut self, segment: u32, page: usize, damaged: bool) {
+        let Some(view) = self.segments.get_mut(&segment).and_then(|segment| segment.view.as_mut()) else { return };
+        let Some(known) = view.damaged.get_mut(page) else { return };
+        if *known != damaged {
+            *known = damaged;
+            if let Some(namespace) = view.namespace.and_then(|namespace| self.namespaces.get_mut(namespace)) {
+                namespace.damaged_pages =
+                    if damaged { namespace.damaged_pages + 1 } else { namespace.damaged_pages - 1 };
+            }
+        }
+    }
+
+    /// Nothing is known of a segment's content any more.
+    pub(super) fn drop_view(&mut self, segment: u32) {
+        let Some(view) = self.segments.get_mut(&segment).and_then(|segment| segment.view.take()) else { return };
+        let Some(namespace) = view.namespace.and_then(|namespace| self.namespaces.get_mut(namespace)) else { return };
+        namespace.damaged_pages -= view.damaged.iter().filter(|damaged| **damaged).count();
+        for (slot, state) in view.states.iter().enumerate() {
+            if *state == BLOCK {
+                remove(&mut namespace.index, view.names[slot], Spot { segment, slot: slot as u32 });
+            }
+        }
+    }
+
+    /// A namespace has another epoch: what is known of its segments is worth nothing.
+    pub(super) fn set_epoch(&mut self, namespace: NamespaceId, epoch: u64) {
+        let Some(known) = self.namespaces.get_mut(namespace) else { return };
+        known.epoch = epoch;
+        known.index = HashTable::new();
+        known.damaged_pages = 0;
+        let views = self.segments.values_mut().filter_map(|segment| segment.view.as_mut());
+        for view in views.filter(|view| view.namespace == Some(namespace)) {
+            let (header, geometry, used) = (view.header.clone(), view.geometry, view.used);
+            let loading = Arc::clone(&view.loading);
+            *view = View { loading, ..View::new(header, geometry, used) };
+        }
+    }
+
+    /// A block was used.
+    pub(super) fn warm(&mut self, spot: Spot, now: u64) {
+        let Some(view) = self.view_mut(spot.segment) else { return };
+        view.used = view.used.max(now);
+        if let Some(heat) = view.heat.get_mut(spot.slot as usize) {
+            *heat = (*heat + 1).min(HOTTEST);
+        }
+    }
+
+    /// How hot a block is from now on.
+    pub(super) fn set_heat(&mut self, spot: Spot, heat: Heat) {
+        if let Some(known) = self.view_mut(spot.segment).and_then(|view| view.heat.get_mut(spot.slot as usize)) {
+            *known = heat;
+        }
+    }
+}
+
+fn hash_of(name: Name) -> u64 {
+    name as u64
+}
+
+fn name_at(segments: &Map<u32, Segment>, spot: Spot) -> Option<Name> {
+    segments.get(&spot.segment)?.view.as_ref()?.names.get(spot.slot as usize).copied()
+}
+
+fn remove(index: &mut HashTable<Spot>, name: Name, spot: Spot) {
+    if let Ok(entry) = index.find_entry(hash_of(name), |known| *known == spot) {
+        entry.remove();
+    }
+}

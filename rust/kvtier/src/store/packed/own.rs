@@ -1,0 +1,235 @@
+//! A segment that this process owns: which of its slots are free, and its table, which only the owner writes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::format::{Entry, Geometry, Header, SlotState, TablePage};
+use super::segment::SegmentFile;
+use crate::buffer::PAGE;
+use crate::error::{Error, Result};
+use crate::process::Home;
+use crate::sync::Mutex;
+
+/// A segment's lock, held. Within the process `busy` is what keeps others from it, since they share its description.
+#[derive(Debug)]
+pub(super) struct Claim {
+    pub(super) file: Arc<SegmentFile>,
+    busy: Arc<AtomicBool>,
+    home: Home,
+}
+
+impl Claim {
+    /// Takes the lock, unless somebody has it, here or in another process.
+    pub(super) fn try_take(file: &Arc<SegmentFile>, busy: &Arc<AtomicBool>) -> rustix::io::Result<Option<Self>> {
+        if busy.swap(true, Ordering::AcqRel) {
+            return Ok(None);
+        }
+        let locked = file.try_lock();
+        if matches!(locked, Ok(true)) {
+            return Ok(Some(Self { file: Arc::clone(file), busy: Arc::clone(busy), home: Home::here() }));
+        }
+        busy.store(false, Ordering::Release);
+        locked.map(|_| None)
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // A forked child shares the description, and so the lock, which is its parent's.
+        if self.home.is_surely_here() {
+            self.file.unlock();
+        }
+        self.busy.store(false, Ordering::Release);
+    }
+}
+
+/// An owned segment. When the last of its slots in flight and the namespace have let go of it, so has the process; its
+/// blocks stay.
+#[derive(Debug)]
+pub(super) struct OwnSegment {
+    pub(super) header: Header,
+    pub(super) geometry: Geometry,
+    pub(super) file: Arc<SegmentFile>,
+    state: Mutex<OwnState>,
+    _claim: Claim,
+}
+
+#[derive(Debug)]
+struct OwnState {
+    /// Slots that nothing was written to in this generation, or whose writing has ended without a block; the next one is
+    /// the last.
+    free: Vec<u32>,
+    pages: Vec<TablePage>,
+    waiting: Vec<Change>,
+    /// Whether some thread is writing the table; it takes what waits, too.
+    writing: bool,
+    /// Whether the device has refused a page: then this is no place for more.
+    failed: bool,
+}
+
+/// A change of one slot's entry.
+pub(super) struct Change {
+    slot: u32,
+    entry: Entry,
+    /// The slot, if it is in flight.
+    ticket: Option<SlotTicket>,
+    then: Box<dyn FnOnce(Result<()>) + Send>,
+}
+
+impl std::fmt::Debug for Change {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Change(slot {})", self.slot)
+    }
+}
+
+impl OwnSegment {
+    /// Goes on with a segment whose table is `pages`.
+    pub(super) fn new(header: Header, geometry: Geometry, claim: Claim, pages: Vec<TablePage>) -> Arc<Self> {
+        let is_free = |slot: &u32| {
+            let (page, entry) = geometry.entry_of(*slot);
+            pages.get(page).is_some_and(|page| page.entries[entry].is_none())
+        };
+        let free = (0..geometry.slots).rev().filter(is_free).collect();
+        let state = OwnState { free, pages, waiting: Vec::new(), writing: false, failed: false };
+        Arc::new(Self { header, geometry, file: Arc::clone(&claim.file), state: Mutex::new(state), _claim: claim })
+    }
+
+    pub(super) fn id(&self) -> u32 {
+        self.header.segment
+    }
+
+    /// A slot to write a block to.
+    pub(super) fn take_slot(self: &Arc<Self>) -> Option<SlotTicket> {
+        let mut state = self.state.lock();
+        let slot = if state.failed { None } else { state.free.pop() }?;
+        Some(SlotTicket { own: Arc::clone(self), slot, filled: false })
+    }
+
+    /// How many slots are free.
+    pub(super) fn free_slots(&self) -> usize {
+        let state = self.state.lock();
+        if state.failed { 0 } else { state.free.len() }
+    }
+
+    /// Marks a block as one that is of no use.
+    pub(super) fn bury(self: &Arc<Self>, slot: u32, then: Box<dyn FnOnce(Result<()>) + Send>) {
+        let (page, index) = self.geometry.entry_of(slot);
+        let known = self.state.lock().pages.get(page).and_then(|page| page.entries[index]);
+        match known {
+            Some(entry) => {
+                let entry = Entry { state: SlotState::Dead, ..entry };
+                self.change(Change { slot, entry, ticket: None, then }, false);
+            }
+            None => then(Ok(())),
+        }
+    }
+
+    /// Writes an entry, and those that others want to write meanwhile, page by page; `durable` waits for the device.
+    fn change(&self, change: Change, durable: bool) {
+        {
+            let mut state = self.state.lock();
+            state.waiting.push(change);
+            if state.writing {
+                return;
+            }
+            state.writing = true;
+        }
+        loop {
+            let (changes, pages) = {
+                let mut state = self.state.lock();
+                let changes = std::mem::take(&mut state.waiting);
+                if changes.is_empty() {
+                    state.writing = false;
+                    return;
+                }
+                let pages = self.apply(&mut state, &changes);
+                (changes, pages)
+            };
+            // Only this thread writes the table, so pages don't overtake each other.
+            let written: Vec<_> = pages.iter().map(|page| self.file.write_table_page(self.geometry, page)).collect();
+            let flushed = if durable { self.file.flush() } else { Ok(()) };
+            let outcome = |page: usize| {
+                let at = pages.iter().position(|p| p.number as usize == page);
+                let written = at.and_then(|at| written.get(at).copied()).unwrap_or(Ok(()));
+                written.and(flushed).map_err(|e| Error::from_io("writing a segment's table", e.into()))
+            };
+            let outcomes: Vec<_> = changes.iter().map(|change| outcome(self.geometry.entry_of(change.slot).0)).collect();
+            if outcomes.iter().any(Result::is_err) {
+                self.take_back(&changes, &outcomes);
+            }
+            for (change, outcome) in changes.into_iter().zip(outcomes) {
+                if let (Some(mut ticket), true) = (change.ticket, outcome.is_ok()) {
+                    ticket.filled = true;
+                }
+                (change.then)(outcome);
+            }
+        }
+    }
+
+    /// Brings changes into the pages in memory; returns those that changed.
+    fn apply(&self, state: &mut OwnState, changes: &[Change]) -> Vec<TablePage> {
+        let mut changed: Vec<usize> = Vec::new();
+        for change in changes {
+            let (page, index) = self.geometry.entry_of(change.slot);
+            if let Some(known) = state.pages.get_mut(page) {
+                known.entries[index] = Some(change.entry);
+                if !changed.contains(&page) {
+                    known.sequence += 1;
+                    changed.push(page);
+                }
+            }
+        }
+        changed.into_iter().filter_map(|page| state.pages.get(page).cloned()).collect()
+    }
+
+    /// What could not be written is not there.
+    fn take_back(&self, changes: &[Change], outcomes: &[Result<()>]) {
+        let mut state = self.state.lock();
+        for (change, _) in changes.iter().zip(outcomes).filter(|(_, outcome)| outcome.is_err()) {
+            let (page, index) = self.geometry.entry_of(change.slot);
+            if change.ticket.is_some()
+                && let Some(page) = state.pages.get_mut(page)
+            {
+                page.entries[index] = None;
+            }
+        }
+        state.failed = true;
+    }
+}
+
+/// A slot that a block is being written to. It is used again only when this is dropped, so it goes where the write's
+/// memory goes.
+#[derive(Debug)]
+pub(super) struct SlotTicket {
+    pub(super) own: Arc<OwnSegment>,
+    pub(super) slot: u32,
+    filled: bool,
+}
+
+impl SlotTicket {
+    /// Where the block goes.
+    pub(super) fn offset(&self) -> u64 {
+        self.own.geometry.slot_offset(self.slot)
+    }
+
+    /// Makes sure that no trailer stands in the slot.
+    pub(super) fn wipe(&self) {
+        let end = self.offset() + self.own.geometry.slot_bytes;
+        // Where nothing can be written, nothing can be published either.
+        let _ = self.own.file.write(end - PAGE as u64, &[0; PAGE]);
+    }
+
+    /// The block is complete: writes its entry, and calls `then` when every process can see it.
+    pub(super) fn publish(self, entry: Entry, durable: bool, then: Box<dyn FnOnce(Result<()>) + Send>) {
+        let own = Arc::clone(&self.own);
+        own.change(Change { slot: self.slot, entry, ticket: Some(self), then }, durable);
+    }
+}
+
+impl Drop for SlotTicket {
+    fn drop(&mut self) {
+        if !self.filled {
+            self.own.state.lock().free.push(self.slot);
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! One segment's file: opening, locking, and what is read and written besides blocks.
+//!
+//! The lock that makes a process a segment's owner is on the very open file description that its blocks are written
+//! through. A killed process's writes may land after its death, and only that description outlives them.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, fallocate, fdatasync, flock, fstat, ftruncate, openat};
+use rustix::io::{Errno, pread, pwrite};
+
+use super::format::{Geometry, Header, Page, PoolId, TablePage};
+use crate::buffer::PAGE;
+use crate::error::{Error, ErrorKind, Result};
+
+/// A segment's file, as it is open here.
+#[derive(Debug)]
+pub(super) struct SegmentFile {
+    pub(super) id: u32,
+    /// What blocks are read and written through, past the page cache where that works, and what carries the lock.
+    pub(super) data: Arc<File>,
+    /// What the header and the table are read and written through: the page cache, which all processes of a host share.
+    meta: File,
+}
+
+/// Name of a segment's file.
+pub(super) fn name_of(id: u32) -> String {
+    format!("{id:08x}.seg")
+}
+
+/// The segment whose file has this name.
+pub(super) fn id_of(name: &str) -> Option<u32> {
+    let id = u32::from_str_radix(name.strip_suffix(".seg")?, 16).ok()?;
+    (name_of(id) == name).then_some(id)
+}
+
+/// How segments are opened.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Access {
+    pub(super) direct: bool,
+    pub(super) read_only: bool,
+    pub(super) mode: Mode,
+}
+
+impl SegmentFile {
+    /// Opens a segment that is there.
+    ///
+    /// # Errors
+    /// ENOENT when it isn't.
+    pub(super) fn open(dir: &OwnedFd, id: u32, access: Access) -> rustix::io::Result<Self> {
+        Self::open_with(dir, id, access, OFlags::empty())
+    }
+
+    /// Makes a segment that is not there.
+    ///
+    /// # Errors
+    /// EEXIST when somebody was quicker.
+    pub(super) fn create(dir: &OwnedFd, id: u32, access: Access) -> rustix::io::Result<Self> {
+        Self::open_with(dir, id, access, OFlags::CREATE | OFlags::EXCL)
+    }
+
+    fn open_with(dir: &OwnedFd, id: u32, access: Access, extra: OFlags) -> rustix::io::Result<Self> {
+        let how = if access.read_only { OFlags::RDONLY } else { OFlags::RDWR };
+        let flags = how | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let name = name_of(id);
+        // Looking at a segment is not using it. Only its file's owner may read without being noted.
+        let meta = match openat(dir, name.as_str(), flags | extra | OFlags::NOATIME, access.mode) {
+            Err(Errno::PERM) => openat(dir, name.as_str(), flags | extra, access.mode)?,
+            opened => opened?,
+        };
+        let direct = if access.direct { OFlags::DIRECT } else { OFlags::empty() };
+        let data = match openat(dir, name.as_str(), flags | direct, Mode::empty()) {
+            Err(Errno::INVAL) if access.direct => openat(dir, name.as_str(), flags, Mode::empty())?,
+            opened => opened?,
+        };
+        let (a, b) = (fstat(&meta)?, fstat(&data)?);
+        if (a.st_dev, a.st_ino) != (b.st_dev, b.st_ino) {
+            // Removed and made anew between the two: as good as not there.
+            return Err(Errno::NOENT);
+        }
+        Ok(Self { id, data: Arc::new(data.into()), meta: meta.into() })
+    }
+
+    /// Becomes the segment's owner; false when somebody else is, or when the file is not the segment's any more.
+    pub(super) fn try_lock(&self) -> rustix::io::Result<bool> {
+        match flock(&self.data, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => return Ok(false),
+            Err(errno) => return Err(errno),
+        }
+        if fstat(&self.data)?.st_nlink > 0 {
+            return Ok(true);
+        }
+        self.unlock();
+        Ok(false)
+    }
+
+    /// Gives it up again.
+    pub(super) fn unlock(&self) {
+        // A lock that can't be given up ends with the description.
+        let _ = flock(&self.data, FlockOperation::Unlock);
+    }
+
+    /// Whether it was removed.
+    pub(super) fn is_gone(&self) -> bool {
+        fstat(&self.data).is_ok_and(|stat| stat.st_nlink == 0)
+    }
+
+    /// Bytes of the file.
+    pub(super) fn len(&self) -> rustix::io::Result<u64> {
+        Ok(u64::try_from(fstat(&self.data)?.st_size).unwrap_or(0))
+    }
+
+    /// When anybody last said that they use it, in seconds since 1970.
+    pub(super) fn used(&self) -> u64 {
+        fstat(&self.meta).map_or(0, |stat| u64::try_from(stat.st_atime).unwrap_or(0))
+    }
+
+    /// Says that it is in use, for all processes to see. Its access time is nobody else's to set: reads are direct, or
+    /// say the same.
+    pub(super) fn note_use(&self) {
+        use rustix::fs::{Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, futimens};
+        let omit = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+        let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+        // A hint; a read-only file has none.
+        let _ = futimens(&self.meta, &Timestamps { last_access: now, last_modification: omit });
+    }
+
+    /// Gives the file its full length with nothing in it, whatever was there.
+    ///
+    /// # Errors
+    /// ENOSPC when there is no room; EOPNOTSUPP where the file system can't reserve any.
+    pub(super) fn allocate(&self, bytes: u64) -> rustix::io::Result<()> {
+        if self.len()? > 0 {
+            ftruncate(&self.data, 0)?;
+        }
+        fallocate(&self.meta, FallocateFlags::empty(), 0, bytes)
+    }
+
+    /// Gives the file's room back at once, also while others have it open.
+    pub(super) fn punch(&self) {
+        if let Ok(bytes) = self.len()
+            && bytes > 0
+        {
+            let _ = fallocate(&self.meta, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, bytes);
+        }
+    }
+
+    /// The header.
+    ///
+    /// # Errors
+    /// `Foreign` when there is none, or a damaged one; `IdentityMismatch` when it is another pool's;
+    /// `UnsupportedVersion` when it is a newer kvtier's; the system's.
+    pub(super) fn header(&self, pool: PoolId) -> Result<Header> {
+        let mut page = [0; PAGE];
+        self.read(0, &mut page).map_err(|e| self.failed("reading a segment's header", e))?;
+        let header = Header::decode(&page)?;
+        if (header.pool, header.segment) != (pool, self.id) {
+            return Err(Error::new(ErrorKind::IdentityMismatch, "the segment is that of another place or another pool"));
+        }
+        Ok(header)
+    }
+
+    /// Writes the header, and waits until the device has it.
+    pub(super) fn write_header(&self, header: &Header) -> Result<()> {
+        let write = || {
+            self.write(0, &header.encode())?;
+            fdatasync(&self.meta)
+        };
+        write().map_err(|e| self.failed("writing a segment's header", e))
+    }
+
+    /// The whole table of a segment with this header: each page, or why it can't be read.
+    pub(super) fn table(&self, header: &Header, geometry: Geometry) -> Result<Vec<Result<TablePage>>> {
+        let mut bytes = vec![0; geometry.table_pages() * PAGE];
+        self.read(geometry.page_offset(0), &mut bytes).map_err(|e| self.failed("reading a segment's table", e))?;
+        let (pages, _) = bytes.as_chunks::<PAGE>();
+        let decode = |(number, page): (usize, &Page)| {
+            TablePage::decode(page, header.pool, header.segment, number as u32, header.generation)
+        };
+        Ok(pages.iter().enumerate().map(decode).collect())
+    }
+
+    /// One page of the table.
+    pub(super) fn table_page(&self, header: &Header, geometry: Geometry, number: usize) -> Result<TablePage> {
+        let mut page = [0; PAGE];
+        self.read(geometry.page_offset(number), &mut page)
+            .map_err(|e| self.failed("reading a segment's table", e))?;
+        TablePage::decode(&page, header.pool, header.segment, number as u32, header.generation)
+    }
+
+    /// Writes one page of the table.
+    pub(super) fn write_table_page(&self, geometry: Geometry, page: &TablePage) -> rustix::io::Result<()> {
+        self.write(geometry.page_offset(page.number as usize), &page.encode())
+    }
+
+    /// Waits until the device has what was written.
+    pub(super) fn flush(&self) -> rustix::io::Result<()> {
+        fdatasync(&self.data)
+    }
+
+    /// Reads through the page cache; what lies beyond the end is zero.
+    pub(super) fn read(&self, at: u64, into: &mut [u8]) -> rustix::io::Result<()> {
+        let mut done = 0;
+        while done < into.len() {
+            match pread(&self.meta, &mut into[done..], at + done as u64) {
+                Ok(0) => {
+                    into[done..].fill(0);
+                    break;
+                }
+                Ok(n) => done += n,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes through the page cache.
+    pub(super) fn write(&self, at: u64, from: &[u8]) -> rustix::io::Result<()> {
+        let mut done = 0;
+        while done < from.len() {
+            match pwrite(&self.meta, &from[done..], at + done as u64) {
+                Ok(0) => return Err(Errno::IO),
+                Ok(n) => done += n,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
+    }
+
+    fn failed(&self, what: &str, errno: Errno) -> Error {
+        Error::from_io(what, errno.into()).with("segment", name_of(self.id))
+    }
+}
