@@ -43,10 +43,10 @@ def s3_url(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"s3://{s3_server.bucket}/test-{next(_names)}"
 
 
-@pytest.fixture(params=["memory", "file", "s3"])
+@pytest.fixture(params=["memory", "file", "packed", "s3"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A place that no other test has, of each kind."""
-    if request.param == "file":
+    """A place that no other test has, of each kind; `place_options` belong to it."""
+    if request.param in ("file", "packed"):
         return f"file://{tmp_path}"
     if request.param == "s3":
         place: str = request.getfixturevalue("s3_url")
@@ -55,14 +55,24 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
+def place_options(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What tiers at `url` are opened with."""
+    callspec = getattr(request.node, "callspec", None)
+    if callspec is not None and callspec.params.get("url") == "packed":
+        return {"layout": "packed", "max_bytes": "2GiB", "segment_bytes": "8MiB"}
+    return {}
+
+
+@pytest.fixture
 def open_tier(
-    identity: kvtier.Identity, rows: kvtier.HostRows, url: str
+    identity: kvtier.Identity, rows: kvtier.HostRows, url: str, place_options: dict[str, Any]
 ) -> Iterator[Callable[..., kvtier.TierManager]]:
     """Opens tiers at `url`, with `faults` where they are given, that are shut down after the test."""
     opened = []
 
     def open_tier(**options: Any) -> kvtier.TierManager:
-        arguments = {"url": url, "identity": identity, "rows": rows, **options}
+        place = place_options if "url" not in options else {}
+        arguments = {"url": url, "identity": identity, "rows": rows, **place, **options}
         tier = open_faulty(**arguments) if "faults" in options else kvtier.open(**arguments)
         opened.append(tier)
         return tier

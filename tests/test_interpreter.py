@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,7 +44,9 @@ class Counter(threading.Thread):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel keeps no schedstat")
-def test_a_counting_thread_goes_on_while_1_gib_moves(identity: kvtier.Identity, url: str) -> None:
+def test_a_counting_thread_goes_on_while_1_gib_moves(
+    identity: kvtier.Identity, url: str, place_options: dict[str, Any]
+) -> None:
     """Whoever moved blocks with the interpreter's lock held would leave the counter next to nothing.
 
     How much of its rate it keeps, on a machine whose processors and memory the blocks use as well, is a figure for
@@ -53,7 +56,7 @@ def test_a_counting_thread_goes_on_while_1_gib_moves(identity: kvtier.Identity, 
     np.asarray(rows)[:] = np.arange(NUM_ROWS, dtype=np.uint8)[:, None]
     keys = [[make_key(job * NUM_ROWS + row) for row in range(NUM_ROWS)] for job in range(JOBS)]
     counter = Counter()
-    with kvtier.open(url, identity=identity, rows=rows) as tier:
+    with kvtier.open(url, identity=identity, rows=rows, **place_options) as tier:
 
         def move(submit: Callable[[int, list[bytes], range], None]) -> None:
             for job in range(JOBS):

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ IDENTITY = kvtier.Identity("org/model", 16, dtype="bfloat16")
 KEYS = [make_key(i) for i in range(64)]
 
 def open_tier(rows):
-    tier = kvtier.open(URL, identity=IDENTITY, rows=rows)
+    tier = kvtier.open(URL, identity=IDENTITY, rows=rows, **OPTIONS)
     for job_id in range(0, 1000, 2):
         tier.submit_store(job_id, KEYS[:8], range(8))
         tier.submit_load(job_id + 1, [KEYS[job_id % 8]], [8 + job_id // 2])
@@ -49,7 +50,7 @@ PROGRAMS = {
         if child == 0:
             del tier, rows, memory
             gc.collect()
-            with kvtier.open(URL, identity=IDENTITY, rows=kvtier.HostRows(4, 4096)) as own:
+            with kvtier.open(URL, identity=IDENTITY, rows=kvtier.HostRows(4, 4096), **OPTIONS) as own:
                 own.store(KEYS[60:], [bytes(4096)] * 4).raise_for_failures()
             sys.exit(0)
         assert os.waitpid(child, 0)[1] == 0
@@ -67,11 +68,12 @@ PROGRAMS = {
 @pytest.mark.timeout(500)
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
-def test_with_1000_jobs_in_flight(program: str, url: str) -> None:
+def test_with_1000_jobs_in_flight(program: str, url: str, place_options: dict[str, Any]) -> None:
+    place = f"URL, OPTIONS = {url!r}, {place_options!r}"
     ended = subprocess.run(
         [
             *("valgrind", "--quiet", "--undef-value-errors=no", "--error-exitcode=99"),
-            *(sys.executable, "-c", f"URL = {url!r}\n{PRELUDE}\n{textwrap.dedent(program)}"),
+            *(sys.executable, "-c", f"{place}\n{PRELUDE}\n{textwrap.dedent(program)}"),
         ],
         env={**os.environ, "PYTHONMALLOC": "malloc"},
         capture_output=True,

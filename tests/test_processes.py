@@ -4,6 +4,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ KEYS = [make_key(i) for i in range(64)]
 def open_tier(rows=None, **options):
     if rows is None:
         rows = np.ones((512, 8192), dtype=np.uint8)
-    return kvtier.open(URL, identity=IDENTITY, rows=rows, **options)
+    return kvtier.open(URL, identity=IDENTITY, rows=rows, **OPTIONS, **options)
 
 def submit(tier, jobs=1000):
     for job_id in range(0, jobs, 2):
@@ -34,11 +35,17 @@ Run = Callable[[str], str]
 
 
 @pytest.fixture
-def run(url: str) -> Run:
+def place(url: str, place_options: dict[str, Any]) -> str:
+    """What a program says of where its tiers are."""
+    return f"URL, OPTIONS = {url!r}, {place_options!r}"
+
+
+@pytest.fixture
+def run(place: str) -> Run:
     """Runs a program in an interpreter of its own, which must end well and say nothing on stderr."""
 
     def run(program: str) -> str:
-        source = f"URL = {url!r}\n{PRELUDE}\n{textwrap.dedent(program)}"
+        source = f"{place}\n{PRELUDE}\n{textwrap.dedent(program)}"
         ended = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=100, check=False)
         assert (ended.returncode, ended.stderr) == (0, "")
         return ended.stdout
@@ -104,7 +111,7 @@ class TestExit:
             logging.getLogger("kvtier").propagate = False
             faults = Faults()
             faults.inject("probe", "fail", kind="io", times=10**9)
-            tier = open_faulty(URL, faults, identity=IDENTITY, rows=np.ones((64, 4096), "u1"))
+            tier = open_faulty(URL, faults, identity=IDENTITY, rows=np.ones((64, 4096), "u1"), **OPTIONS)
             def go_on(n):
                 while True:
                     try:
@@ -128,7 +135,7 @@ class TestExit:
             logging.getLogger("kvtier").addHandler(logging.NullHandler())
             faults = Faults()
             faults.inject("store", "stall", times=10000)
-            tier = open_faulty(URL, faults, identity=IDENTITY, rows=np.ones((512, 4096), "u1"))
+            tier = open_faulty(URL, faults, identity=IDENTITY, rows=np.ones((512, 4096), "u1"), **OPTIONS)
             submit(tier)
             tier.wait(timeout=0.1)
             """
@@ -157,8 +164,8 @@ class TestExit:
         )
         assert printed in {"took 1\n", "took 2\n"}
 
-    def test_by_an_exception(self, url: str) -> None:
-        source = f"URL = {url!r}\n{PRELUDE}\nsubmit(open_tier())\nraise SystemExit(3)"
+    def test_by_an_exception(self, place: str) -> None:
+        source = f"{place}\n{PRELUDE}\nsubmit(open_tier())\nraise SystemExit(3)"
         ended = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=100, check=False)
         assert (ended.returncode, ended.stderr) == (3, "")
 
@@ -259,7 +266,7 @@ class TestFork:
             faults = Faults()
             faults.inject("store", "panic", times=10**6)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the panics' messages
-            tier = open_faulty(URL, faults, identity=IDENTITY, rows=np.ones((64, 4096), "u1"))
+            tier = open_faulty(URL, faults, identity=IDENTITY, rows=np.ones((64, 4096), "u1"), **OPTIONS)
             codes = set()
             for round in range(100):
                 tier.submit_store(round, KEYS, range(64))
@@ -292,7 +299,7 @@ class TestDrop:
             faults = Faults()
             faults.inject("probe", "fail", kind="io")
             def probed_tier():
-                tier = open_faulty(URL, faults, identity=IDENTITY, rows=np.ones((4, 4096), "u1"))
+                tier = open_faulty(URL, faults, identity=IDENTITY, rows=np.ones((4, 4096), "u1"), **OPTIONS)
                 while not tier._stats()["probe_failures"]:
                     tier.lookup(KEYS[0])
                 return tier
@@ -312,13 +319,13 @@ class TestDrop:
 
 
 class TestSignals:
-    def test_sigterm_with_jobs_in_flight(self, url: str) -> None:
-        source = f"URL = {url!r}\n{PRELUDE}\nsubmit(open_tier())\nos.kill(os.getpid(), signal.SIGTERM)"
+    def test_sigterm_with_jobs_in_flight(self, place: str) -> None:
+        source = f"{place}\n{PRELUDE}\nsubmit(open_tier())\nos.kill(os.getpid(), signal.SIGTERM)"
         ended = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=100, check=False)
         assert (ended.returncode, ended.stderr) == (-15, "")
 
-    def test_ctrl_c_shuts_down_in_order(self, url: str) -> None:
-        source = f"""URL = {url!r}\n{PRELUDE}
+    def test_ctrl_c_shuts_down_in_order(self, place: str) -> None:
+        source = f"""{place}\n{PRELUDE}
 tier = open_tier()
 submit(tier)
 threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()

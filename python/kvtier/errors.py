@@ -61,8 +61,7 @@ class DeadlineExceededError(KvTierError, TimeoutError):
 
 
 class OverloadedError(KvTierError):
-    """Refused, because too much is queued, overdue reads hold rows, or the tier's bound leaves no room; nothing was
-    done."""
+    """Refused, as too much is queued, overdue reads hold rows, or a bound leaves no room; nothing was done."""
 
     kind = "dropped"
 

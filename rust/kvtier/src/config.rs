@@ -368,7 +368,8 @@ impl TierConfig {
                 }
                 if self.exclusive {
                     problems.push(
-                        "exclusive=True with layout=\"packed\": a pool's index is complete as it is; leave it out".into(),
+                        "exclusive=True with layout=\"packed\": a pool's index is complete as it is; leave it out"
+                            .into(),
                     );
                 }
             }

@@ -229,13 +229,18 @@ fn a_damaged_header_costs_its_segment_and_nothing_else() {
     let harness = open(&place);
     let found: Vec<_> = (0..3 * SLOTS).filter(|n| is_known(&harness, *n)).collect();
     assert_eq!(found.len(), 2 * SLOTS);
-    found.iter().for_each(|n| load(&harness, *n).unwrap());
+    for n in &found {
+        load(&harness, *n).unwrap();
+    }
     // Its room is used again, and nothing of before comes back.
     store(&harness, 1000).unwrap();
     load(&harness, 1000).unwrap();
     assert_eq!((0..3 * SLOTS).filter(|n| is_known(&harness, *n)).count(), 2 * SLOTS);
     drop(harness);
-    let headers = segments(place.root()).iter().filter(|path| Header::decode(&page_at(&File::open(path).unwrap(), 0)).is_ok()).count();
+    let headers = segments(place.root())
+        .iter()
+        .filter(|path| Header::decode(&page_at(&File::open(path).unwrap(), 0)).is_ok())
+        .count();
     assert_eq!(headers, 3);
 }
 
@@ -266,7 +271,8 @@ fn bounds_are_the_same_for_all_who_have_it_open() {
     let harness = open(&place);
     store(&harness, 0).unwrap();
     let other = |bounds: Bounds| {
-        let mut config = kvtier::store::packed::PackedConfig::new(kvtier::store::url::format_of(&OPEN.namespace()), bounds);
+        let mut config =
+            kvtier::store::packed::PackedConfig::new(kvtier::store::url::format_of(&OPEN.namespace()), bounds);
         config.file_mode = 0o600;
         let io = kvtier::io::ThreadEngine::start("test-io", 2).unwrap();
         kvtier::store::packed::PackedStore::open(place.root(), &OPEN.namespace(), config, io)
@@ -295,7 +301,9 @@ fn a_lowered_cap_is_drained() {
     until("segments beyond the cap are gone", || segments(lower.root()).len() == 3);
     let found: Vec<_> = (0..8 * SLOTS).filter(|n| is_known(&harness, *n)).collect();
     assert!(!found.is_empty());
-    found.iter().for_each(|n| load(&harness, *n).unwrap());
+    for n in &found {
+        load(&harness, *n).unwrap();
+    }
     store_all(&harness, 100..100 + 6 * SLOTS);
     assert!(census(&lower).used_bytes <= Superblock::cap_for(3, 1 << 20));
 }

@@ -229,16 +229,15 @@ fn killed_writers_leave_a_sound_pool() {
 }
 
 #[test]
-#[ignore = "slow: kills 600 writers"]
+#[ignore = "slow: kills 2,000 writers"]
 fn many_killed_writers_leave_a_sound_pool() {
-    kill_writers(std::env::var("KVTIER_TEST_KILLS").map_or(600, |text| text.parse().unwrap()), 3);
+    kill_writers(std::env::var("KVTIER_TEST_KILLS").map_or(2000, |text| text.parse().unwrap()), 3);
 }
 
 #[test]
 fn what_a_dead_owner_has_left_is_taken_over_at_once() {
     let root = test_root();
-    let mut child =
-        process("store one and say so", root.path()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut child = process("store one and say so", root.path()).stdout(Stdio::piped()).spawn().unwrap();
     let _output = wait_until_ready(&mut child);
     let harness = open(root.path());
     assert!(load_block(&harness, 0));
@@ -301,7 +300,9 @@ fn readers_get_right_blocks_or_none_while_others_reclaim() {
     let root = test_root();
     drop(open(root.path()));
     let mut writers: Vec<_> = (0..2)
-        .map(|i: usize| process("store", root.path()).env(FIRST, (i * 100_000).to_string()).stdout(Stdio::null()).spawn().unwrap())
+        .map(|i: usize| {
+            process("store", root.path()).env(FIRST, (i * 100_000).to_string()).stdout(Stdio::null()).spawn().unwrap()
+        })
         .collect();
     let readers: Vec<_> = (0..2)
         .map(|_| {
@@ -311,7 +312,12 @@ fn readers_get_right_blocks_or_none_while_others_reclaim() {
         .collect();
     for reader in readers {
         let output = reader.wait_with_output().unwrap();
-        assert!(output.status.success(), "{}{}", String::from_utf8_lossy(&output.stderr), String::from_utf8_lossy(&output.stdout));
+        assert!(
+            output.status.success(),
+            "{}{}",
+            String::from_utf8_lossy(&output.stderr),
+            String::from_utf8_lossy(&output.stdout)
+        );
     }
     writers.iter_mut().for_each(kill);
     assert_sound(root.path());
@@ -415,10 +421,7 @@ fn fill_the_disk(root: &Path) {
 #[test]
 fn on_a_full_disk_room_is_made_within() {
     let root = test_root();
-    let script = format!(
-        "mount -t tmpfs -o size=6500k none '{}' >&2 || exit 77; exec \"$@\"",
-        root.path().display()
-    );
+    let script = format!("mount -t tmpfs -o size=6500k none '{}' >&2 || exit 77; exec \"$@\"", root.path().display());
     let prefix = ["unshare", "--mount", "sh", "-c", script.as_str(), "sh"];
     let output = match process_under(&prefix, "fill the disk", root.path()).output() {
         Ok(output) => output,

@@ -110,8 +110,10 @@ fn golden_pages_are_written_and_read_byte_for_byte() {
     assert_eq!(read.unwrap(), table);
 }
 
+type Read = fn(&Page) -> kvtier::error::Result<()>;
+
 /// What reading each kind of page comes to.
-fn readings() -> Vec<(&'static str, Page, fn(&Page) -> kvtier::error::Result<()>)> {
+fn readings() -> Vec<(&'static str, Page, Read)> {
     vec![
         ("superblock", superblock().1, |page| Superblock::decode(page).map(drop)),
         ("record", record().1, |page| NamespaceRecord::decode(page).map(drop)),

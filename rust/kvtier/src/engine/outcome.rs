@@ -66,7 +66,9 @@ impl Shared {
         let shared = Arc::downgrade(self);
         self.store.0.on_dropped(Box::new(move |keys| {
             if let Some(shared) = shared.upgrade() {
-                keys.iter().for_each(|key| shared.emit(Event::Removed(*key, ErrorKind::Capacity)));
+                for key in keys {
+                    shared.emit(Event::Removed(*key, ErrorKind::Capacity));
+                }
             }
         }));
     }

@@ -211,7 +211,8 @@ impl BlockFormat {
             return Err(Error::new(kind, format!("the block's payload has {found} bytes, a row has {expected}")));
         }
         if let Some(placement) = placement.filter(|placement| *placement != trailer.placement) {
-            let message = format!("the slot's block is of generation {}, its segment of {placement}", trailer.placement);
+            let message =
+                format!("the slot's block is of generation {}, its segment of {placement}", trailer.placement);
             return Err(Error::new(ErrorKind::Missing, message));
         }
         if padding.iter().any(|b| *b != 0) {

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::{BlockStore, Done, Loaded, Location, OnDropped, Probed, Residency, StoreInfo, Stored};
+use super::{BlockStore, Done, Known, Loaded, Location, OnDropped, Probed, Residency, StoreInfo, Stored};
 use crate::buffer::RowLease;
 use crate::error::{Error, ErrorKind, Result};
+use crate::index::Set;
 use crate::io::Task;
 use crate::layout::BlockKey;
 use crate::sync::{Condvar, Mutex};
@@ -133,12 +134,17 @@ pub struct FaultyStore {
     inner: Arc<dyn BlockStore>,
     faults: Arc<Faults>,
     closed: AtomicBool,
+    lost: Lost,
 }
+
+/// Blocks whose loads were made to fail as lost or damaged ones do, until they are stored again: a store that knows its
+/// blocks knows of those.
+type Lost = Arc<Mutex<Set<BlockKey>>>;
 
 impl FaultyStore {
     /// Wraps `inner`.
     pub fn new(inner: Arc<dyn BlockStore>, faults: Arc<Faults>) -> Self {
-        Self { inner, faults, closed: AtomicBool::new(false) }
+        Self { inner, faults, closed: AtomicBool::new(false), lost: Lost::default() }
     }
 
     /// Does what the script says about an operation on a row; gives the row and the answer back if it shall be made.
@@ -152,6 +158,9 @@ impl FaultyStore {
         match self.faults.next(operation, key) {
             None => {}
             Some(Misbehaviour::Fail(kind)) => {
+                if operation == Operation::Load && (kind == ErrorKind::Missing || kind.is_proof_of_damage()) {
+                    self.lost.lock().insert(*key);
+                }
                 done.give(Err(injected(kind)));
                 return None;
             }
@@ -204,6 +213,7 @@ impl BlockStore for FaultyStore {
     }
 
     fn store(&self, key: BlockKey, row: RowLease, done: Done<Stored>) {
+        self.lost.lock().remove(&key);
         if let Some((row, done)) = self.misbehave(Operation::Store, &key, row, done) {
             self.inner.store(key, row, done);
         }
@@ -230,7 +240,8 @@ impl BlockStore for FaultyStore {
     }
 
     fn residency(&self) -> Option<Arc<dyn Residency>> {
-        self.inner.residency()
+        let inner = self.inner.residency()?;
+        Some(Arc::new(FaultyResidency { inner, lost: Arc::clone(&self.lost) }))
     }
 
     fn on_dropped(&self, listener: OnDropped) {
@@ -256,6 +267,30 @@ impl BlockStore for FaultyStore {
 
     fn abandon_in_child(&self) {
         self.inner.abandon_in_child();
+    }
+}
+
+/// What the inner store knows, but for what was made to be lost.
+struct FaultyResidency {
+    inner: Arc<dyn Residency>,
+    lost: Lost,
+}
+
+impl Residency for FaultyResidency {
+    fn find(&self, key: &BlockKey) -> Known {
+        if self.lost.lock().contains(key) { Known::Absent } else { self.inner.find(key) }
+    }
+
+    fn blocks(&self) -> usize {
+        self.inner.blocks()
+    }
+
+    fn is_complete(&self) -> bool {
+        self.inner.is_complete()
+    }
+
+    fn touch(&self, keys: &[BlockKey]) {
+        self.inner.touch(keys);
     }
 }
 

@@ -158,13 +158,11 @@ fn layout_at(root: &Path, namespace: &Namespace, config: &TierConfig) -> Result<
     match config.layout {
         StorageLayout::Packed => return Ok(StorageLayout::Packed),
         // Also without permission to look, or without a directory: then opening says what is wrong.
-        StorageLayout::Files => match packed::holds_pool(root) {
-            false => return Ok(StorageLayout::Files),
-            true => {
-                let message = "the root holds a packed pool; give layout=\"packed\" or \"auto\" to use it, or another root";
-                return Err(Error::new(ErrorKind::Config, message).with("root", root.display()));
-            }
-        },
+        StorageLayout::Files if packed::holds_pool(root) => {
+            let message = "the root holds a packed pool; give layout=\"packed\" or \"auto\" to use it, or another root";
+            return Err(Error::new(ErrorKind::Config, message).with("root", root.display()));
+        }
+        StorageLayout::Files => return Ok(StorageLayout::Files),
         StorageLayout::Auto => {}
     }
     let (holds, could) = packed::look_at(root)?;

@@ -74,8 +74,7 @@ pub fn slot_of(root: &Path, namespace: &str, key: &BlockKey) -> Option<Slot> {
         let geometry = Geometry { slots: header.slots, slot_bytes: header.slot_bytes };
         for page in 0..geometry.table_pages() {
             let bytes = page_at(&file, geometry.page_offset(page));
-            let table =
-                TablePage::decode(&bytes, header.pool, header.segment, page as u32, header.generation).unwrap();
+            let table = TablePage::decode(&bytes, header.pool, header.segment, page as u32, header.generation).unwrap();
             for (number, entry) in geometry.slots_of(page).zip(table.entries) {
                 if entry.is_some_and(|e| e.state == SlotState::Block && e.name == KeyName::of(key)) {
                     return Some(Slot {
@@ -147,8 +146,8 @@ impl Place for PackedPlace {
     }
 
     fn write(&self, open: &Open, key: &BlockKey, bytes: Option<&[u8]>) {
-        let slot = self.slot_of(open, key).expect("only what lies in a slot can be replaced");
-        let bytes = bytes.expect("a slot can't be removed");
+        let slot = self.slot_of(open, key).unwrap();
+        let bytes = bytes.unwrap();
         assert_eq!(bytes.len() as u64, slot.bytes, "a slot has one length");
         let file = File::options().write(true).open(slot.path).unwrap();
         file.write_all_at(bytes, slot.offset).unwrap();

@@ -78,7 +78,8 @@ impl Pool {
         let mut with_room: Vec<_> = {
             let state = self.state.lock();
             let is_fit = |(_, segment): &(&u32, &super::catalogue::Segment)| {
-                !segment.failing && segment.view.as_ref().is_some_and(|v| v.namespace == Some(namespace) && v.has_room())
+                !segment.failing
+                    && segment.view.as_ref().is_some_and(|v| v.namespace == Some(namespace) && v.has_room())
             };
             state.catalogue.segments.iter().filter(is_fit).map(|(id, _)| *id).collect()
         };
@@ -117,16 +118,16 @@ impl Pool {
         header: &Header,
         geometry: Geometry,
     ) -> Result<Vec<TablePage>> {
-        let pages = self.read_table(file, header, geometry)?.into_iter().enumerate();
-        let settle = |(number, page): (usize, Option<TablePage>)| match page {
-            Some(page) => Ok(page),
-            None => {
-                let page = rebuilt_page(file, header, geometry, number)?;
-                file.write_table_page(geometry, &page)
-                    .map_err(|e| Error::from_io("writing a segment's table", e.into()))?;
-                self.hints.note(header.segment);
-                Ok(page)
+        let pages = Self::read_table(file, header, geometry)?.into_iter().enumerate();
+        let settle = |(number, page): (usize, Option<TablePage>)| {
+            if let Some(page) = page {
+                return Ok(page);
             }
+            let page = rebuilt_page(file, header, geometry, number)?;
+            file.write_table_page(geometry, &page)
+                .map_err(|e| Error::from_io("writing a segment's table", e.into()))?;
+            self.hints.note(header.segment);
+            Ok(page)
         };
         pages.map(settle).collect()
     }
@@ -150,8 +151,7 @@ impl Pool {
         if floor > 0 && self.free_bytes() < floor.saturating_add(bytes) {
             return Ok(None);
         }
-        let mut free = (0..most).filter(|id| there.binary_search(id).is_err());
-        while let Some(id) = free.next() {
+        for id in (0..most).filter(|id| there.binary_search(id).is_err()) {
             let file = match SegmentFile::create(self.dir(), id, self.access) {
                 Ok(file) => self.keep_file(file),
                 Err(Errno::EXIST) => continue,
@@ -267,7 +267,7 @@ impl Pool {
             Err(_) => return Ok(None),
         };
         let geometry = self.geometry_of(&header)?;
-        let pages = self.read_table(&claim.file, &header, geometry)?;
+        let pages = Self::read_table(&claim.file, &header, geometry)?;
         let (from, hot) = {
             let mut state = self.state.lock();
             let Some(view) = state.catalogue.view(id) else { return Ok(None) };
@@ -323,9 +323,9 @@ impl Pool {
         let lost = |_| Error::new(ErrorKind::Internal, "the table gave no answer");
         receive.recv().map_err(lost)??;
         self.published(namespace, &own.header, number, &trailer.key)?;
-        let spot = Spot { segment: own.id(), slot: number };
+        let there = Spot { segment: own.id(), slot: number };
         // A second chance, not an endless one.
-        self.state.lock().catalogue.set_heat(spot, heat - 1);
+        self.state.lock().catalogue.set_heat(there, heat - 1);
         Ok(())
     }
 }
@@ -440,7 +440,7 @@ impl Pool {
             let file = self.file_of(id)?;
             let header = file.header(self.superblock().pool)?;
             let geometry = self.geometry_of(&header)?;
-            let pages = self.read_table(&file, &header, geometry)?.into_iter().enumerate();
+            let pages = Self::read_table(&file, &header, geometry)?.into_iter().enumerate();
             let rebuild = |(number, page): (usize, Option<TablePage>)| match page {
                 Some(page) => Ok(Some(page)),
                 None => rebuilt_page(&file, &header, geometry, number).map(Some),

@@ -37,6 +37,9 @@ impl From<Spot> for Location {
     }
 }
 
+/// Of blocks that are written again when a segment is reclaimed, together.
+const MOST_KEPT_BYTES: u64 = 128 << 20;
+
 /// What a slot is in memory.
 const FREE: u8 = 0;
 const BLOCK: u8 = 1;
@@ -140,7 +143,9 @@ impl View {
             .map(|i| (i as u32, self.heat[i]))
             .collect();
         hot.sort_by_key(|(slot, heat)| (u8::MAX - heat, *slot));
-        hot.truncate((self.geometry.slots as usize * policy.most_kept() as usize).div_ceil(100));
+        // They are all in memory at the same time.
+        let most = (self.geometry.slots as usize * policy.most_kept() as usize).div_ceil(100);
+        hot.truncate(most.min((MOST_KEPT_BYTES / self.geometry.slot_bytes) as usize));
         hot
     }
 
@@ -153,13 +158,7 @@ impl View {
 }
 
 impl Namespace {
-    pub(super) fn new(
-        name: String,
-        identity: [u8; 32],
-        epoch: u64,
-        geometry: Geometry,
-        payload_bytes: u64,
-    ) -> Self {
+    pub(super) fn new(name: String, identity: [u8; 32], epoch: u64, geometry: Geometry, payload_bytes: u64) -> Self {
         Self { name, identity, epoch, geometry, payload_bytes, index: HashTable::new(), damaged_pages: 0 }
     }
 
@@ -221,7 +220,9 @@ impl Catalogue {
             return false;
         }
         let known = self.view(header.segment).is_some_and(|view| {
-            view.header.generation == header.generation && view.header.epoch == header.epoch && view.namespace == namespace
+            view.header.generation == header.generation
+                && view.header.epoch == header.epoch
+                && view.namespace == namespace
         });
         if !known {
             self.drop_view(header.segment);
@@ -276,10 +277,12 @@ impl Catalogue {
     }
 
     /// A block is there.
-    pub(super) fn add(&mut self, spot: Spot, name: &KeyName) {
+    pub(super) fn add(&mut self, place: Spot, name: &KeyName) {
         let name = self.name_of_entry(name);
-        let Some(view) = self.segments.get_mut(&spot.segment).and_then(|segment| segment.view.as_mut()) else { return };
-        let (slot, Some(namespace)) = (spot.slot as usize, view.namespace) else { return };
+        let Some(view) = self.segments.get_mut(&place.segment).and_then(|segment| segment.view.as_mut()) else {
+            return;
+        };
+        let (slot, Some(namespace)) = (place.slot as usize, view.namespace) else { return };
         if view.states.get(slot) != Some(&FREE) {
             return;
         }
@@ -288,17 +291,15 @@ impl Catalogue {
         view.blocks += 1;
         let Some(namespace) = self.namespaces.get_mut(namespace) else { return };
         let segments = &self.segments;
-        namespace
-            .index
-            .insert_unique(hash_of(name), spot, |spot| name_at(segments, *spot).map_or(0, hash_of));
+        namespace.index.insert_unique(hash_of(name), place, |spot| name_at(segments, *spot).map_or(0, hash_of));
     }
 
     /// A block is not to be found any more. Returns whether it could be until now.
-    pub(super) fn hide(&mut self, spot: Spot) -> bool {
-        let Some(view) = self.segments.get_mut(&spot.segment).and_then(|segment| segment.view.as_mut()) else {
+    pub(super) fn hide(&mut self, place: Spot) -> bool {
+        let Some(view) = self.segments.get_mut(&place.segment).and_then(|segment| segment.view.as_mut()) else {
             return false;
         };
-        let slot = spot.slot as usize;
+        let slot = place.slot as usize;
         let was_there = view.states.get(slot) == Some(&BLOCK);
         if let Some(state) = view.states.get_mut(slot) {
             *state = HIDDEN;
@@ -307,7 +308,7 @@ impl Catalogue {
             view.blocks -= 1;
             let name = view.names[slot];
             if let Some(namespace) = view.namespace.and_then(|namespace| self.namespaces.get_mut(namespace)) {
-                remove(&mut namespace.index, name, spot);
+                remove(&mut namespace.index, name, place);
             }
         }
         was_there

@@ -224,7 +224,7 @@ impl Pool {
         match self.site.segments() {
             Ok(there) => {
                 for id in &there {
-                    if self.generation_is_new(*id) || id % ROUNDS == round % ROUNDS {
+                    if id % ROUNDS == round % ROUNDS || self.is_new(*id) {
                         self.refresh(*id);
                     }
                 }
@@ -238,9 +238,8 @@ impl Pool {
         }
     }
 
-    fn generation_is_new(&self, id: u32) -> bool {
-        let known = self.state.lock().catalogue.view(id).map(|view| view.header.generation);
-        self.generation_of(id) != known
+    fn is_new(&self, id: u32) -> bool {
+        !self.state.lock().catalogue.segments.contains_key(&id)
     }
 
     fn forget_all_but(&self, there: &[u32]) {
@@ -248,9 +247,11 @@ impl Pool {
         let gone = |id: &&u32| !there.contains(id);
         let gone: Vec<_> = state.catalogue.segments.keys().filter(gone).copied().collect();
         for id in gone {
-            let busy = state.catalogue.segments.get(&id).is_some_and(|segment| {
-                segment.busy.load(std::sync::atomic::Ordering::Acquire)
-            });
+            let busy = state
+                .catalogue
+                .segments
+                .get(&id)
+                .is_some_and(|segment| segment.busy.load(std::sync::atomic::Ordering::Acquire));
             if !busy {
                 state.catalogue.drop_view(id);
                 state.catalogue.segments.remove(&id);
@@ -272,7 +273,9 @@ impl Pool {
                 used.push(Arc::clone(file));
             }
         }
-        used.iter().for_each(|file| file.note_use());
+        for file in used {
+            file.note_use();
+        }
     }
 
     /// Closes segments that were not used for longest, if many are open.

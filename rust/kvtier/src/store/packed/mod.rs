@@ -286,16 +286,14 @@ impl BlockStore for PackedStore {
             Known::Absent => Some(Probed::Absent),
             Known::Unknown => None,
         });
-        match answers.collect() {
-            Some(answers) => done.give(Ok(answers)),
-            // When what is damaged is rebuilt, or the asker has lost patience.
-            None => {
-                let mut state = packed.pool().state.lock();
-                state.stations[packed.namespace].probes.push((keys, done));
-                state.alarm = true;
-                packed.pool().wake.notify_all();
-            }
+        if let Some(answers) = answers.collect() {
+            return done.give(Ok(answers));
         }
+        // Answered when what is damaged is rebuilt.
+        let mut state = packed.pool().state.lock();
+        state.stations[packed.namespace].probes.push((keys, done));
+        state.alarm = true;
+        packed.pool().wake.notify_all();
     }
 
     fn residency(&self) -> Option<Arc<dyn Residency>> {

@@ -148,12 +148,13 @@ impl OwnSegment {
             // Only this thread writes the table, so pages don't overtake each other.
             let written: Vec<_> = pages.iter().map(|page| self.file.write_table_page(self.geometry, page)).collect();
             let flushed = if durable { self.file.flush() } else { Ok(()) };
-            let outcome = |page: usize| {
-                let at = pages.iter().position(|p| p.number as usize == page);
-                let written = at.and_then(|at| written.get(at).copied()).unwrap_or(Ok(()));
-                written.and(flushed).map_err(|e| Error::from_io("writing a segment's table", e.into()))
+            let outcome = |number: usize| {
+                let at = pages.iter().position(|page| page.number as usize == number);
+                let result = at.and_then(|at| written.get(at).copied()).unwrap_or(Ok(()));
+                result.and(flushed).map_err(|e| Error::from_io("writing a segment's table", e.into()))
             };
-            let outcomes: Vec<_> = changes.iter().map(|change| outcome(self.geometry.entry_of(change.slot).0)).collect();
+            let outcomes: Vec<_> =
+                changes.iter().map(|change| outcome(self.geometry.entry_of(change.slot).0)).collect();
             if outcomes.iter().any(Result::is_err) {
                 self.take_back(&changes, &outcomes);
             }
@@ -168,24 +169,24 @@ impl OwnSegment {
 
     /// Brings changes into the pages in memory; returns those that changed.
     fn apply(&self, state: &mut OwnState, changes: &[Change]) -> Vec<TablePage> {
-        let mut changed: Vec<usize> = Vec::new();
+        let mut numbers: Vec<usize> = Vec::new();
         for change in changes {
             let (page, index) = self.geometry.entry_of(change.slot);
             if let Some(known) = state.pages.get_mut(page) {
                 known.entries[index] = Some(change.entry);
-                if !changed.contains(&page) {
+                if !numbers.contains(&page) {
                     known.sequence += 1;
-                    changed.push(page);
+                    numbers.push(page);
                 }
             }
         }
-        changed.into_iter().filter_map(|page| state.pages.get(page).cloned()).collect()
+        numbers.into_iter().filter_map(|page| state.pages.get(page).cloned()).collect()
     }
 
     /// What could not be written is not there.
     fn take_back(&self, changes: &[Change], outcomes: &[Result<()>]) {
         let mut state = self.state.lock();
-        for (change, _) in changes.iter().zip(outcomes).filter(|(_, outcome)| outcome.is_err()) {
+        for (change, _) in changes.iter().zip(outcomes).filter(|(_, result)| result.is_err()) {
             let (page, index) = self.geometry.entry_of(change.slot);
             if change.ticket.is_some()
                 && let Some(page) = state.pages.get_mut(page)

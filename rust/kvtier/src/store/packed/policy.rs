@@ -38,7 +38,7 @@ pub trait Policy: Send + Sync + fmt::Debug {
 
     /// Of all slots of a reclaimed segment, the share (in hundredths) that may be written again.
     fn most_kept(&self) -> u32 {
-        25
+        50
     }
 }
 

@@ -312,7 +312,7 @@ impl Pool {
         let header = file.header(self.superblock().pool)?;
         let geometry = self.geometry_of(&header)?;
         let is_open = self.state.lock().catalogue.namespace_of(&header).is_some();
-        let pages = if is_open { Some(self.read_table(&file, &header, geometry)?) } else { None };
+        let pages = if is_open { Some(Self::read_table(&file, &header, geometry)?) } else { None };
         if file.header(self.superblock().pool)? != header {
             return Ok(false);
         }
@@ -332,7 +332,6 @@ impl Pool {
 
     /// All pages of a table; `None` for those that are damaged.
     pub(super) fn read_table(
-        &self,
         file: &SegmentFile,
         header: &Header,
         geometry: Geometry,
@@ -429,10 +428,10 @@ impl Pool {
                 continue;
             }
             let geometry = self.geometry_of(&header)?;
-            for page in self.read_table(&file, &header, geometry)?.iter().flatten() {
+            for page in Self::read_table(&file, &header, geometry)?.iter().flatten() {
                 for (slot, entry) in geometry.slots_of(page.number as usize).zip(&page.entries) {
                     let Some(entry) = entry.filter(|entry| entry.state == SlotState::Block) else { continue };
-                    let key = entry.name.key().or_else(|| self.long_key(&file, &header, geometry, slot));
+                    let key = entry.name.key().or_else(|| Self::long_key(&file, &header, geometry, slot));
                     let spot = Spot { segment: id, slot };
                     if key.is_some_and(|key| seen.insert(key) && !found(key, spot.into())) {
                         return Ok(());
@@ -444,7 +443,7 @@ impl Pool {
     }
 
     /// The key of a block whose entry has no room for it: from its trailer.
-    fn long_key(&self, file: &SegmentFile, header: &Header, geometry: Geometry, slot: u32) -> Option<BlockKey> {
+    fn long_key(file: &SegmentFile, header: &Header, geometry: Geometry, slot: u32) -> Option<BlockKey> {
         let mut page = [0; crate::buffer::PAGE];
         let at = geometry.slot_offset(slot) + geometry.slot_bytes - page.len() as u64;
         file.read(at, &mut page).ok()?;
@@ -588,8 +587,8 @@ impl Pool {
         if !current {
             return Err(Error::new(ErrorKind::Reset, "the namespace was reset while the block was stored"));
         }
-        let spot = Spot { segment: header.segment, slot };
-        state.catalogue.add(spot, &super::format::KeyName::of(key));
+        let place = Spot { segment: header.segment, slot };
+        state.catalogue.add(place, &super::format::KeyName::of(key));
         Ok(())
     }
 }
@@ -624,8 +623,8 @@ impl Station {
 /// Name of the file with a namespace's record: the namespace's own name may be as long as a file's.
 fn record_name(namespace: &str) -> String {
     let digest = Sha256::digest(namespace.as_bytes());
-    let hex: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-    hex + site::RECORD
+    let half: [u8; 16] = std::array::from_fn(|i| digest[i]);
+    format!("{:032x}{}", u128::from_be_bytes(half), site::RECORD)
 }
 
 impl fmt::Debug for Pool {

@@ -22,9 +22,11 @@ use crate::sync::Mutex;
 /// What tells pools apart: the directory's device and inode, and whether it is open for reading only.
 type Key = (u64, u64, bool);
 
+type Known = Vec<(Key, Weak<Shared>)>;
+
 /// The pools of a process, by how many forks lie between it and the program's first: a child begins with none, since
 /// threads that it doesn't have may hold the locks of its parent's.
-static POOLS: [Mutex<Vec<(Key, Weak<Shared>)>>; 64] = [const { Mutex::new(Vec::new()) }; 64];
+static POOLS: [Mutex<Known>; 64] = [const { Mutex::new(Vec::new()) }; 64];
 
 /// A pool and its keeper, as long as any tier of the process uses it.
 #[derive(Debug)]
@@ -73,8 +75,7 @@ pub(super) fn open(root: &Path, config: &PackedConfig) -> Result<Arc<Shared>> {
         let message = "direct_io=\"on\": the root's file system has none; give \"auto\" or \"off\"";
         return Err(Error::new(ErrorKind::Config, message));
     }
-    let access =
-        Access { direct: direct.alignment().is_some(), read_only: config.read_only, mode: file_mode };
+    let access = Access { direct: direct.alignment().is_some(), read_only: config.read_only, mode: file_mode };
     let pool = Arc::new(Pool::new(site, access, direct, Box::new(SecondChance)));
     drop(locked);
     let keeper = Keeper::start(&pool)?;

@@ -157,7 +157,10 @@ impl SegmentFile {
         self.read(0, &mut page).map_err(|e| self.failed("reading a segment's header", e))?;
         let header = Header::decode(&page)?;
         if (header.pool, header.segment) != (pool, self.id) {
-            return Err(Error::new(ErrorKind::IdentityMismatch, "the segment is that of another place or another pool"));
+            return Err(Error::new(
+                ErrorKind::IdentityMismatch,
+                "the segment is that of another place or another pool",
+            ));
         }
         Ok(header)
     }
@@ -185,8 +188,7 @@ impl SegmentFile {
     /// One page of the table.
     pub(super) fn table_page(&self, header: &Header, geometry: Geometry, number: usize) -> Result<TablePage> {
         let mut page = [0; PAGE];
-        self.read(geometry.page_offset(number), &mut page)
-            .map_err(|e| self.failed("reading a segment's table", e))?;
+        self.read(geometry.page_offset(number), &mut page).map_err(|e| self.failed("reading a segment's table", e))?;
         TablePage::decode(&page, header.pool, header.segment, number as u32, header.generation)
     }
 

@@ -342,7 +342,8 @@ fn write_superblock(dir: &OwnedFd, superblock: &Superblock, mode: Mode) -> Resul
 fn new_superblock(bounds: Bounds) -> Result<Superblock> {
     let (max_bytes, min_free_bytes) = (bounds.max_bytes.unwrap_or(0), bounds.min_free_bytes.unwrap_or(0));
     if max_bytes == 0 && min_free_bytes == 0 {
-        let message = "a new pool needs a bound: give max_bytes (what it may take) or min_free_bytes (what it leaves free)";
+        let message =
+            "a new pool needs a bound: give max_bytes (what it may take) or min_free_bytes (what it leaves free)";
         return Err(Error::new(ErrorKind::Config, message));
     }
     let superblock = Superblock {
@@ -372,11 +373,11 @@ fn check_bounds(superblock: &Superblock) -> Result<()> {
     Ok(())
 }
 
-/// A two-hundredth of the cap or so: small enough that what is dropped at once is little, large enough that files are
+/// About a 200th of the cap: small enough that what is dropped at once is little, large enough that files are
 /// few.
 fn suitable_segment(max_bytes: u64) -> u64 {
     const SMALLEST: u64 = 1 << 20;
-    const LARGEST: u64 = 1 << 30;
+    const LARGEST: u64 = 256 << 20;
     /// Without a cap.
     const USUAL: u64 = 256 << 20;
     match max_bytes {

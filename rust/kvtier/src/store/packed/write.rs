@@ -70,9 +70,7 @@ impl Packed {
         let generation = slot.own.header.generation;
         let sealed = match route {
             Route::Row => self.sealed_row(key, row, created, generation).map(|memory| (memory, None)),
-            Route::Scratch => {
-                self.sealed_copy(key, row, created, generation).map(|(memory, row)| (memory, Some(row)))
-            }
+            Route::Scratch => self.sealed_copy(key, row, created, generation).map(|(memory, row)| (memory, Some(row))),
         };
         let (memory, row) = match sealed {
             Ok(sealed) => sealed,

@@ -41,7 +41,7 @@ pub struct Header {
 impl Header {
     /// Its page.
     pub fn encode(&self) -> Page {
-        let mut page = page::begin(&MAGIC);
+        let mut page = page::begin(MAGIC);
         put(&mut page, 16, &self.pool.0);
         put(&mut page, 32, &self.segment.to_le_bytes());
         put(&mut page, 36, &self.slots.to_le_bytes());
@@ -62,7 +62,7 @@ impl Header {
     /// # Errors
     /// `Foreign` when it is no header or a damaged one, `UnsupportedVersion` when it is a newer kvtier's.
     pub fn decode(page: &Page) -> Result<Self> {
-        page::check(page, &MAGIC, WHAT)?;
+        page::check(page, MAGIC, WHAT)?;
         Ok(Self {
             pool: PoolId(array(page, 16)),
             segment: u32_at(page, 32),

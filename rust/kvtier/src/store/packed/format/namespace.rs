@@ -24,7 +24,7 @@ pub struct NamespaceRecord {
 impl NamespaceRecord {
     /// Its page.
     pub fn encode(&self) -> Page {
-        let mut page = page::begin(&MAGIC);
+        let mut page = page::begin(MAGIC);
         put(&mut page, 16, &self.pool.0);
         put(&mut page, 32, &self.epoch.to_le_bytes());
         put(&mut page, 40, &self.identity);
@@ -38,7 +38,7 @@ impl NamespaceRecord {
     /// # Errors
     /// `Foreign` when it is no record or a damaged one, `UnsupportedVersion` when it is a newer kvtier's.
     pub fn decode(page: &Page) -> Result<Self> {
-        page::check(page, &MAGIC, WHAT)?;
+        page::check(page, MAGIC, WHAT)?;
         Ok(Self {
             pool: PoolId(array(page, 16)),
             epoch: u64_at(page, 32),

@@ -47,9 +47,9 @@ pub(super) fn is_whole(page: &Page) -> bool {
 }
 
 /// Begins a page of its own kind: `magic`, then the version.
-pub(super) fn begin(magic: &[u8; 8]) -> Page {
+pub(super) fn begin(magic: [u8; 8]) -> Page {
     let mut page = [0; PAGE];
-    put(&mut page, 0, magic);
+    put(&mut page, 0, &magic);
     put(&mut page, 8, &POOL_VERSION.to_le_bytes());
     page
 }
@@ -58,8 +58,8 @@ pub(super) fn begin(magic: &[u8; 8]) -> Page {
 ///
 /// # Errors
 /// `Foreign` when it is damaged or something else, `UnsupportedVersion` when it is whole but newer.
-pub(super) fn check(page: &Page, magic: &[u8; 8], what: &str) -> Result<()> {
-    if page[..8] != *magic {
+pub(super) fn check(page: &Page, magic: [u8; 8], what: &str) -> Result<()> {
+    if page[..8] != magic {
         return Err(Error::new(ErrorKind::Foreign, format!("not {what} of kvtier's")));
     }
     if !is_whole(page) {

@@ -45,7 +45,7 @@ pub struct Superblock {
 impl Superblock {
     /// Its page.
     pub fn encode(&self) -> Page {
-        let mut page = page::begin(&MAGIC);
+        let mut page = page::begin(MAGIC);
         put(&mut page, 16, &self.pool.0);
         put(&mut page, 32, &self.segment_bytes.to_le_bytes());
         put(&mut page, 40, &self.max_bytes.to_le_bytes());
@@ -60,7 +60,7 @@ impl Superblock {
     /// # Errors
     /// `Foreign` when it is no superblock or a damaged one, `UnsupportedVersion` when it is a newer kvtier's.
     pub fn decode(page: &Page) -> Result<Self> {
-        page::check(page, &MAGIC, WHAT)?;
+        page::check(page, MAGIC, WHAT)?;
         let found = Self {
             pool: PoolId(array(page, 16)),
             segment_bytes: u64_at(page, 32),
