@@ -1,0 +1,129 @@
+//! A pool's segments without any storage, driven by requests for prefixes of blocks: what a policy makes of a trace.
+
+use std::collections::HashMap;
+
+use kvtier::store::packed::policy::{Candidate, HOTTEST, Heat, Policy};
+
+/// What a trace came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Outcome {
+    /// Blocks that requests asked for.
+    pub asked: u64,
+    /// Of those, blocks found: a prefix ends at the first that is not.
+    pub found: u64,
+    /// Blocks written for the first time, or again after they were dropped.
+    pub stored: u64,
+    /// Blocks written again when their segment was reclaimed.
+    pub kept: u64,
+}
+
+impl Outcome {
+    /// Share of blocks found.
+    pub fn hit_rate(&self) -> f64 {
+        self.found as f64 / self.asked.max(1) as f64
+    }
+
+    /// Share of what is written that is written again.
+    pub fn kept_share(&self) -> f64 {
+        self.kept as f64 / (self.stored + self.kept).max(1) as f64
+    }
+}
+
+#[derive(Default)]
+struct Segment {
+    blocks: Vec<u64>,
+    born: u64,
+    used: u64,
+}
+
+struct Pool<'a> {
+    policy: &'a dyn Policy,
+    slots: usize,
+    most_segments: usize,
+    segments: Vec<Segment>,
+    /// Where each block lies, and how hot it is.
+    index: HashMap<u64, (usize, Heat)>,
+    active: usize,
+    now: u64,
+    outcome: Outcome,
+}
+
+/// Runs requests, each the ids of a prefix's blocks in order, through a pool of `most_segments` with `slots` each.
+pub fn run<'r>(
+    policy: &dyn Policy,
+    slots: usize,
+    most_segments: usize,
+    requests: impl IntoIterator<Item = &'r [u64]>,
+) -> Outcome {
+    let mut pool = Pool {
+        policy,
+        slots,
+        most_segments,
+        segments: vec![Segment::default()],
+        index: HashMap::new(),
+        active: 0,
+        now: 0,
+        outcome: Outcome::default(),
+    };
+    for request in requests {
+        pool.now += 1;
+        pool.outcome.asked += request.len() as u64;
+        let found = request.iter().take_while(|block| pool.use_block(**block)).count();
+        pool.outcome.found += found as u64;
+        for block in &request[found..] {
+            if !pool.index.contains_key(block) {
+                pool.outcome.stored += 1;
+                pool.append(*block, 0);
+            }
+        }
+    }
+    pool.outcome
+}
+
+impl Pool<'_> {
+    fn use_block(&mut self, block: u64) -> bool {
+        let Some((segment, heat)) = self.index.get_mut(&block) else { return false };
+        *heat = (*heat + 1).min(HOTTEST);
+        self.segments[*segment].used = self.now;
+        true
+    }
+
+    fn append(&mut self, block: u64, heat: Heat) {
+        if self.segments[self.active].blocks.len() == self.slots {
+            self.next_segment();
+        }
+        self.segments[self.active].blocks.push(block);
+        self.index.insert(block, (self.active, heat));
+    }
+
+    fn next_segment(&mut self) {
+        if self.segments.len() < self.most_segments {
+            self.segments.push(Segment { born: self.now, used: self.now, blocks: Vec::new() });
+            self.active = self.segments.len() - 1;
+            return;
+        }
+        let rank = |i: &usize| (self.policy.rank(&self.candidate(*i)), self.segments[*i].born);
+        let victim = (0..self.segments.len()).filter(|i| *i != self.active).min_by_key(rank).unwrap_or(0);
+        let dropped = std::mem::take(&mut self.segments[victim].blocks);
+        let mut kept: Vec<_> = dropped
+            .iter()
+            .filter_map(|block| Some((self.index.remove(block)?.1, *block)))
+            .filter(|(heat, _)| self.policy.keeps(*heat))
+            .collect();
+        kept.sort_by_key(|(heat, _)| u8::MAX - heat);
+        kept.truncate((self.slots * self.policy.most_kept() as usize).div_ceil(100));
+        self.segments[victim] = Segment { born: self.now, used: self.now, blocks: Vec::new() };
+        self.active = victim;
+        self.outcome.kept += kept.len() as u64;
+        for (heat, block) in kept {
+            self.append(block, heat - 1);
+        }
+    }
+
+    fn candidate(&self, segment: usize) -> Candidate {
+        let Segment { blocks, born, used } = &self.segments[segment];
+        let heat = |block: &u64| self.index.get(block).map_or(0, |(_, heat)| *heat);
+        let hot = blocks.iter().filter(|block| self.policy.keeps(heat(block))).count();
+        Candidate { born: *born, used: *used, blocks: blocks.len() as u32, hot: hot as u32, slots: self.slots as u32 }
+    }
+}
