@@ -70,7 +70,7 @@ def test_a_good_root_is_measured_and_left_as_it_was(root: Path) -> None:
     assert found["root"]["free_bytes"] > 0
     told = findings(found)
     assert list(told) == [
-        "file system", "permissions", "publishing", "locks", "direct IO", "io_uring", "rows", "space", "inodes"
+        "file system", "permissions", "publishing", "locks", "direct IO", "io_uring", "rows", "pool", "space", "inodes"
     ]  # fmt: skip
     assert told["file system"]["found"] == found["root"]["file_system"]
     [throughput] = found["throughput"]

@@ -122,3 +122,17 @@ def test_a_second_process_finds_blocks_soon(tmp_path: Path, identity: kvtier.Ide
             assert reader.wait(1, timeout=60)
             assert reader.get_finished_jobs()[0].success
             assert bytes(memoryview(rows)[:]) == b"\x07" * (60 << 10)
+
+
+def test_the_doctor_knows_pools(tmp_path: Path, identity: kvtier.Identity) -> None:
+    def finding() -> dict[str, str]:
+        result = CliRunner().invoke(app, ["doctor", str(tmp_path), "--seconds", "0", "--json"])
+        [found] = [f for f in json.loads(result.stdout)["findings"] if f["subject"] == "pool"]
+        return dict(found)
+
+    assert "layout=" in finding()["found"]
+    store(tmp_path, identity, 20).shutdown()
+    assert finding()["state"] == "fine"
+    assert finding()["found"].startswith("20 blocks in 2 segments, 2")
+    (tmp_path / "kvtier-pool" / "super").write_bytes(bytes(4096))
+    assert finding()["state"] == "problem"

@@ -290,8 +290,10 @@ class TestFork:
 
 
 class TestDrop:
-    def test_while_an_exception_is_raised(self, run: Run) -> None:
+    def test_while_an_exception_is_raised(self, run: Run, place_options: dict[str, Any]) -> None:
         """What IO threads have left for Python waits until Python code may run again."""
+        if place_options:
+            pytest.skip("a pool's lookups probe nothing, so no probe fails")
         printed = run(
             """
             import logging

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Any, Self
 
 import typer
@@ -70,6 +71,11 @@ class Pool:
     damaged_pages: int
     namespaces: tuple[Namespace, ...]
 
+    @property
+    def blocks(self) -> int:
+        """That can be found, of all namespaces."""
+        return sum(namespace.blocks for namespace in self.namespaces)
+
     @classmethod
     def of(cls, found: dict[str, Any]) -> Self:
         """What the core has found, summed up."""
@@ -97,6 +103,15 @@ class Pool:
                 for namespace in found["namespaces"]
             ),
         )
+
+
+def find(root: str) -> Pool | None:
+    """The pool below the directory `root`, if there is one.
+
+    Raises:
+        KvTierError: There is one, and it can't be used.
+    """
+    return Pool.of(inspect_pool(root, False)) if (Path(root) / "kvtier-pool").is_dir() else None
 
 
 def _namespace(name: str, segments: list[dict[str, Any]]) -> Namespace:
@@ -178,9 +193,13 @@ def check(
         for segment in found["segments"]
         if "unusable" in segment
     ]
-    blocks = sum(namespace.blocks for namespace in pool.namespaces)
     if as_json:
-        report = {"ok": not wrong and not pool.damaged_pages, "blocks": blocks, "wrong": wrong, "unusable": unusable}
+        report = {
+            "ok": not wrong and not pool.damaged_pages,
+            "blocks": pool.blocks,
+            "wrong": wrong,
+            "unusable": unusable,
+        }
         typer.echo(json.dumps({**report, "damaged_pages": pool.damaged_pages}, indent=2))
     else:
         for problem in wrong:
@@ -189,7 +208,9 @@ def check(
             typer.echo(f"{problem['segment']:08x}.seg is not used: {problem['message']}")
         if pool.damaged_pages:
             typer.echo(f"{show_count(pool.damaged_pages, 'table page')} can't be read; a tier rebuilds them")
-        typer.echo(f"{show_count(blocks, 'block')} in {show_count(pool.segments, 'segment')}, {len(wrong):,} wrong")
+        typer.echo(
+            f"{show_count(pool.blocks, 'block')} in {show_count(pool.segments, 'segment')}, {len(wrong):,} wrong"
+        )
     if wrong or pool.damaged_pages:
         raise typer.Exit(PROBLEMS)
 

@@ -5,12 +5,15 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvtier import KvTierError
 from kvtier.cli.doctor.survey import Namespace, Survey
 from kvtier.cli.doctor.throughput import Throughput
+from kvtier.cli.pool import find
 from kvtier.cli.roots import Root
 from kvtier.cli.units import show_count, show_size
 
 PAGE = 4096
+POOL_FILE_SYSTEMS = ("ext4", "xfs", "tmpfs")
 LITTLE_SPACE = 0.05
 """Share of a file system below which it is about to be full."""
 
@@ -59,7 +62,7 @@ def of_root(root: Root, row_bytes: int | None) -> list[Finding]:
         findings += [_publishing(root), _locks(root), _direct_io(root), _io_uring(root)]
         if row_bytes:
             findings.append(_rows(root, row_bytes))
-    return [*findings, *_room(root, row_bytes)]
+    return [*findings, _pool(root), *_room(root, row_bytes)]
 
 
 def of_namespaces(survey: Survey) -> list[Finding]:
@@ -155,13 +158,33 @@ def _rows(root: Root, row_bytes: int) -> Finding:
     return Finding("rows", State.NOTE, found, "each row is copied on its way, since its length is not aligned", change)
 
 
+def _pool(root: Root) -> Finding:
+    try:
+        pool = find(root.path)
+    except KvTierError as error:
+        return Finding("pool", State.PROBLEM, str(error), "tiers can't be opened here")
+    if pool is None:
+        if root.file_system in POOL_FILE_SYSTEMS:
+            return Finding("pool", State.FINE, 'none; layout="packed" with max_bytes makes one')
+        change = "for a pool, take a local ext4 or xfs"
+        return Finding("pool", State.NOTE, f"none, and there can't be one on {root.file_system}", change=change)
+    used = 'tiers are opened with layout="packed" or "auto"'
+    bound = f" of {show_size(pool.max_bytes)}" if pool.max_bytes else ""
+    found = f"{show_count(pool.blocks, 'block')} in {show_count(pool.segments, 'segment')}, "
+    found += f"{show_size(pool.used_bytes)}{bound}"
+    if pool.damaged_pages or pool.unusable:
+        damaged = f"{pool.damaged_pages + pool.unusable:,} damaged tables or segments"
+        return Finding("pool", State.NOTE, f"{found}; {damaged}", f"{used}; they are rebuilt or used anew then")
+    return Finding("pool", State.FINE, found, used)
+
+
 def _room(root: Root, row_bytes: int | None) -> list[Finding]:
     share = root.free_bytes / root.total_bytes if root.total_bytes else 1
     found = f"{show_size(root.free_bytes)} of {show_size(root.total_bytes)} free"
     if row_bytes:
         blocks = root.free_bytes // (row_bytes + -row_bytes % PAGE + PAGE)
         found += f", {show_count(blocks, 'block')}"
-    used = "this version puts no bound on what it stores"
+    used = "blocks in files have no bound; those of a pool are kept within max_bytes"
     change = "make room: docs/operations.md says how to do it safely" if share < LITTLE_SPACE else ""
     findings = [Finding("space", State.PROBLEM if change else State.NOTE, found, used, change)]
     if root.total_files:

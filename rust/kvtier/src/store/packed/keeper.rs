@@ -58,7 +58,6 @@ impl Keeper {
 }
 
 fn keep(pool: &Pool) {
-    let mut seen = Vec::new();
     let mut round = 0;
     let (mut follow, mut tidy) = (Instant::now(), Instant::now());
     loop {
@@ -76,9 +75,7 @@ fn keep(pool: &Pool) {
         }
         let now = Instant::now();
         if now >= follow {
-            for segment in pool.hints.changed(&mut seen) {
-                pool.refresh(segment);
-            }
+            pool.follow();
             pool.follow_epochs();
             pool.answer_probes();
             follow = Instant::now() + FOLLOW;

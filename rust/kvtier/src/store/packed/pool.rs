@@ -46,6 +46,8 @@ pub(super) struct Pool {
     /// What a forked child has to let go of: locks on segments, by their descriptions.
     locked: Mutex<Vec<Arc<File>>>,
     pub(super) failed_work: Recurring,
+    /// What the hints said when they were last followed.
+    followed: Mutex<Vec<u64>>,
 }
 
 /// What changes. The lock is never held across IO.
@@ -101,6 +103,7 @@ impl Pool {
             wake: Condvar::new(),
             locked: Mutex::default(),
             failed_work: Recurring::default(),
+            followed: Mutex::default(),
             site,
         }
     }
@@ -225,6 +228,15 @@ impl Pool {
             (station.active.take(), station.spare.take())
         };
         drop(given_up);
+    }
+
+    /// Learns what other processes have stored, and this one, since the last time.
+    pub(super) fn follow(&self) {
+        // Held until all is known: whoever comes meanwhile wants to know it, too.
+        let mut followed = self.followed.lock();
+        for segment in self.hints.changed(&mut followed) {
+            self.refresh(segment);
+        }
     }
 
     /// Looks whether other processes have reset namespaces that are open here.

@@ -83,7 +83,15 @@ impl Load {
     fn attempt(mut self, row: RowLease) {
         self.attempts += 1;
         let packed = Arc::clone(&self.packed);
-        let place = match packed.place_of(&self.key) {
+        let place = packed.place_of(&self.key).or_else(|error| {
+            if error.kind() != ErrorKind::Missing {
+                return Err(error);
+            }
+            // Another process may have stored it just now.
+            packed.pool().follow();
+            packed.place_of(&self.key)
+        });
+        let place = match place {
             Ok(place) => place,
             Err(error) => return self.end(Err(error)),
         };
