@@ -385,11 +385,11 @@ fn segments_of_another_pool_or_a_newer_kvtier_are_left_alone() {
 fn a_copy_of_a_live_pool_opens_and_gives_no_wrong_block() {
     let (place, copy) = (small(6), small(6));
     let harness = open(&place);
-    let stop = std::sync::atomic::AtomicBool::new(false);
+    let (stop, began) = (std::sync::atomic::AtomicBool::new(false), Instant::now());
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| {
             let mut n = 0;
-            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) && began.elapsed() < Duration::from_secs(30) {
                 store(&harness, n).unwrap();
                 n += 1;
             }

@@ -158,7 +158,7 @@ impl BlockFormat {
     /// As [`BlockFormat::verify`], for a block in a slot of a segment at generation `placement`.
     ///
     /// # Errors
-    /// Those, and `Missing` after the payload's length: the slot holds a block of another generation, so none.
+    /// Those, and `Missing` before all that is about the block: one of another generation is none.
     pub fn verify_in_slot<'a>(
         &self,
         key: BlockKey,
@@ -197,6 +197,11 @@ impl BlockFormat {
             return Err(Error::new(ErrorKind::Internal, format!("a block's tail of {} bytes", tail.len())));
         };
         let trailer = Trailer::decode(page)?;
+        if let Some(placement) = placement.filter(|placement| *placement != trailer.placement) {
+            let message =
+                format!("the slot's block is of generation {}, its segment of {placement}", trailer.placement);
+            return Err(Error::new(ErrorKind::Missing, message));
+        }
         if trailer.key != key {
             return Err(Error::new(ErrorKind::WrongKey, format!("the stored block is that of key {}", trailer.key)));
         }
@@ -209,11 +214,6 @@ impl BlockFormat {
             let (found, expected) = (trailer.payload_bytes, self.payload_bytes);
             let kind = if found < expected as u64 { ErrorKind::Short } else { ErrorKind::Long };
             return Err(Error::new(kind, format!("the block's payload has {found} bytes, a row has {expected}")));
-        }
-        if let Some(placement) = placement.filter(|placement| *placement != trailer.placement) {
-            let message =
-                format!("the slot's block is of generation {}, its segment of {placement}", trailer.placement);
-            return Err(Error::new(ErrorKind::Missing, message));
         }
         if padding.iter().any(|b| *b != 0) {
             return Err(Error::new(ErrorKind::Foreign, "the block's padding is not zero"));

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kvtier::config::DirectIo;
+use kvtier::frame::Trailer;
 use kvtier::io::ThreadEngine;
 use kvtier::layout::BlockKey;
 use kvtier::store::BlockStore;
@@ -149,8 +150,15 @@ impl Place for PackedPlace {
         let slot = self.slot_of(open, key).unwrap();
         let bytes = bytes.unwrap();
         assert_eq!(bytes.len() as u64, slot.bytes, "a slot has one length");
+        let mut bytes = bytes.to_vec();
+        // Of the segment's generation, so that it differs in nothing but what is meant.
+        if let Some(page) = bytes.last_chunk_mut()
+            && let Ok(trailer) = Trailer::decode(page)
+        {
+            Trailer { placement: slot.header.generation, ..trailer }.encode(page);
+        }
         let file = File::options().write(true).open(slot.path).unwrap();
-        file.write_all_at(bytes, slot.offset).unwrap();
+        file.write_all_at(&bytes, slot.offset).unwrap();
     }
 
     fn inode(&self, open: &Open, key: &BlockKey) -> Option<u64> {
