@@ -274,7 +274,7 @@ fn bounds_are_the_same_for_all_who_have_it_open() {
         let mut config =
             kvtier::store::packed::PackedConfig::new(kvtier::store::url::format_of(&OPEN.namespace()), bounds);
         config.file_mode = 0o600;
-        let io = kvtier::io::ThreadEngine::start("test-io", 2).unwrap();
+        let io = places::io(2);
         kvtier::store::packed::PackedStore::open(place.root(), &OPEN.namespace(), config, io)
     };
     let refused = other(bounds(5)).unwrap_err();

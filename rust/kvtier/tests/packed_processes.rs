@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 
 use kvtier::buffer::HostRows;
 use kvtier::error::ErrorKind;
-use kvtier::io::ThreadEngine;
 use kvtier::store::Known;
 use kvtier::store::packed::format::Superblock;
 use kvtier::store::packed::{Bounds, Census, PackedConfig, PackedStore, check};
@@ -75,7 +74,7 @@ const SLOTS: usize = 63;
 fn open_with(root: &Path, bounds: Bounds) -> Harness {
     let namespace = OPEN.namespace();
     let config = PackedConfig::new(format_of(&namespace), bounds);
-    let store = PackedStore::open(root, &namespace, config, ThreadEngine::start("test-io", 2).unwrap()).unwrap();
+    let store = PackedStore::open(root, &namespace, config, places::io(2)).unwrap();
     Harness::with(Arc::new(store), &HostRows::new(4, OPEN.payload_bytes).unwrap().region())
 }
 

@@ -87,6 +87,7 @@ macro_rules! conformance {
         mod bucket_of_azure { $(#[test] fn $test() { super::$test(&super::BucketPlace::azure_stub()); })+ }
         mod packed { $(#[test] fn $test() { super::$test(&super::PackedPlace::new(|_| {})); })+ }
         mod packed_through_the_page_cache { $(#[test] fn $test() { super::$test(&super::PackedPlace::buffered()); })+ }
+        mod packed_on_a_ring { $(#[test] fn $test() { super::$test(&super::PackedPlace::on_a_ring()); })+ }
         mod packed_in_memory { $(#[test] fn $test() { super::$test(&super::PackedPlace::on_tmpfs()); })+ }
         mod files_in_memory { $(#[test] fn $test() { super::$test(&super::FilesPlace::on_tmpfs()); })+ }
     };

@@ -113,7 +113,8 @@ pub fn open(place: &Place, namespace: &Namespace, config: &TierConfig) -> Result
                 dir_mode: config.dir_mode,
                 ..PackedConfig::new(format_of(namespace), bounds)
             };
-            Ok(Arc::new(PackedStore::open(root, namespace, packed, threads()?)?))
+            let io = engine_for(config.io_engine, PackedStore::RING_GAINS, config.io_threads)?;
+            Ok(Arc::new(PackedStore::open(root, namespace, packed, io)?))
         }
         Place::Files(root) => {
             let files = FilesConfig {

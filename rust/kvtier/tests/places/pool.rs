@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use kvtier::config::DirectIo;
 use kvtier::frame::Trailer;
-use kvtier::io::ThreadEngine;
+use kvtier::io::IoEngine;
 use kvtier::layout::BlockKey;
 use kvtier::store::BlockStore;
 use kvtier::store::packed::format::{Geometry, Header, KeyName, NamespaceRecord, SlotState, Superblock, TablePage};
 use kvtier::store::packed::{Bounds, PackedConfig, PackedStore};
 use kvtier::store::url::format_of;
 
-use super::{Open, Place};
+use super::{Open, Place, io, ring};
 
 type Configure = Box<dyn Fn(&mut PackedConfig)>;
 
@@ -22,6 +22,7 @@ type Configure = Box<dyn Fn(&mut PackedConfig)>;
 pub struct PackedPlace {
     root: tempfile::TempDir,
     configure: Configure,
+    io: fn(usize) -> Arc<dyn IoEngine>,
 }
 
 /// Where a block lies.
@@ -95,7 +96,13 @@ pub fn slot_of(root: &Path, namespace: &str, key: &BlockKey) -> Option<Slot> {
 
 impl PackedPlace {
     pub fn new(configure: impl Fn(&mut PackedConfig) + 'static) -> Self {
-        Self { root: tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap(), configure: Box::new(configure) }
+        let root = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        Self { root, configure: Box::new(configure), io }
+    }
+
+    /// Whose transfers go through a ring of `io_uring`.
+    pub fn on_a_ring() -> Self {
+        Self { io: ring, ..Self::new(|_| {}) }
     }
 
     pub fn buffered() -> Self {
@@ -121,7 +128,7 @@ impl PackedPlace {
         config.verify = open.verify;
         config.read_only = open.read_only;
         (self.configure)(&mut config);
-        let io = ThreadEngine::start("test-io", 4).unwrap();
+        let io = (self.io)(4);
         Ok(Arc::new(PackedStore::open(self.root(), &namespace, config, io)?))
     }
 
