@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -99,6 +100,7 @@ engines!(
     a_panic_costs_its_task_alone,
     stopping_drops_what_waits_and_leaves_what_is_stuck,
     the_last_owner_may_be_a_completion,
+    stopping_at_any_moment_answers_each_transfer_once,
 );
 
 fn moves_more_segments_than_one_call_takes(engine: &Arc<dyn IoEngine>) {
@@ -276,12 +278,51 @@ fn stopping_drops_what_waits_and_leaves_what_is_stuck(engine: &Arc<dyn IoEngine>
     assert_eq!(engine.stop(PATIENCE), 0, "stuck threads end by themselves");
 }
 
-fn the_last_owner_may_be_a_completion(engine: &Arc<dyn IoEngine>) {
-    let tasks = ThreadEngine::start("test-io", 1).unwrap();
-    let own: Arc<dyn IoEngine> = match engine.name() {
-        "uring" => UringEngine::start("test-ring", tasks, 1).unwrap(),
+/// One more of the same kind.
+fn another(engine: &Arc<dyn IoEngine>) -> Arc<dyn IoEngine> {
+    let tasks = ThreadEngine::start("test-io", 2).unwrap();
+    match engine.name() {
+        "uring" => UringEngine::start("test-ring", tasks, engine.depth()).unwrap(),
         _ => tasks,
-    };
+    }
+}
+
+fn stopping_at_any_moment_answers_each_transfer_once(engine: &Arc<dyn IoEngine>) {
+    const THREADS: usize = 3;
+    const EACH: usize = 40;
+    let pool = ScratchPool::new(8192, usize::MAX);
+    for round in 0..30 {
+        let engine = another(engine);
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        let answers: Arc<Vec<AtomicUsize>> = Arc::new((0..THREADS * EACH).map(|_| AtomicUsize::new(0)).collect());
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let (engine, file, answers, pool) = (&engine, &file, &answers, &pool);
+                scope.spawn(move || {
+                    for n in (0..EACH).map(|i| i * THREADS + thread) {
+                        let direction = if n % 4 == 3 { Direction::Read } else { Direction::Write };
+                        let memory = IoMemory::scratch(pool.take().unwrap(), 8192);
+                        let transfer = Transfer { file: Arc::clone(file), offset: n as u64 * 8192, direction, memory };
+                        let answers = Arc::clone(answers);
+                        let count = move |ended: Transferred| {
+                            drop(ended.memory);
+                            answers[n].fetch_add(1, Ordering::Relaxed);
+                        };
+                        engine.submit(transfer, Box::new(count));
+                    }
+                });
+            }
+            std::thread::sleep(Duration::from_micros(round * 50));
+            engine.stop(Duration::from_micros(round * 20));
+        });
+        assert_eq!(engine.stop(PATIENCE), 0);
+        let counts: Vec<_> = answers.iter().map(|count| count.load(Ordering::Relaxed)).collect();
+        assert_eq!(counts, [1; THREADS * EACH], "round {round}");
+    }
+}
+
+fn the_last_owner_may_be_a_completion(engine: &Arc<dyn IoEngine>) {
+    let own = another(engine);
     let (last, owner) = mpsc::channel::<Arc<dyn IoEngine>>();
     let (send, receive) = mpsc::channel();
     let file = Arc::new(tempfile::tempfile().unwrap());
