@@ -133,6 +133,18 @@ def test_a_failure_is_told_and_the_others_go_on(root: Path, monkeypatch: pytest.
     assert [path.name for path in root.iterdir()] == ["of-somebody-else"]
 
 
+def test_what_no_tier_can_be_opened_with_is_left_out(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def options(case: Case, _stored: int) -> dict[str, Any]:
+        return {"io_threads": 0} if case.row_bytes == 8 << 10 else {}
+
+    monkeypatch.setattr(Case, "options", options)
+    found = report(root, *SMALL, "--layout", "files", "--io-engine", "threads")
+    small, large = found["results"]
+    assert "io_threads=0 is not accepted" in small["refused"]
+    assert (small["store"], small["failure"]) == (None, None)
+    assert large["store"]["bytes_per_second"] > 0
+
+
 def test_a_signal_in_the_middle_leaves_nothing(root: Path) -> None:
     command = [sys.executable, "-m", "kvtier", "bench", str(root), "--bytes", "1MiB", "--rounds", "99"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

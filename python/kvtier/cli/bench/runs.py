@@ -67,6 +67,9 @@ class Result:
     failure: str | None = None
     """Why a round ended early."""
 
+    refused: str | None = None
+    """Why no tier can be opened like this here, such as a layout that the file system can't have."""
+
     @property
     def store(self) -> Speed | None:
         """The medians of the rounds."""
@@ -88,6 +91,7 @@ class Result:
                 for store, load in zip(self.stores, self.loads, strict=True)
             ],
             "failure": self.failure,
+            "refused": self.refused,
         }
 
 
@@ -97,8 +101,13 @@ def run(place: Place, plan: Plan, advance: Advance) -> list[Result]:
     with _sub_roots(place) as sub_root:
         for case in plan.turns():
             result = results[case]
+            if result.refused:
+                advance(case)
+                continue
             try:
                 store, load = _measure(sub_root(), place.options, plan, case)
+            except kvtier.ConfigError as error:
+                result.refused = str(error)
             except (kvtier.KvTierError, _FailedError) as error:
                 result.failure = result.failure or str(error)
             else:

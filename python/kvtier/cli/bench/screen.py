@@ -56,8 +56,10 @@ def show_results(console: Console, place: Place, results: list[Result]) -> None:
     if isinstance(place, Root) and not place.direct_io_alignment:
         console.print(Text("  loads may have come out of the page cache", style="dim"))
     for result in results:
+        what = " ".join([show_size(result.case.row_bytes), *_way(result.case)])
+        if result.refused:
+            console.print(Text(f"· {what}: {result.refused}", style="yellow", overflow="fold"))
         if result.failure:
-            what = " ".join([show_size(result.case.row_bytes), *_way(result.case)])
             console.print(Text(f"✗ {what}: {result.failure}", style="bold red", overflow="fold"))
 
 
