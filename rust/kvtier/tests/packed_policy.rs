@@ -6,7 +6,7 @@
 mod simulator;
 
 use kvtier::store::packed::policy::{ColdestFirst, Fifo, Lru, Policy, SecondChance};
-use simulator::{Outcome, run};
+use simulator::{Outcome, Plain, run, run_plain};
 
 /// Conversations that go on: each turn asks for what was there before and two blocks more; now and then, a long prompt
 /// that nobody asks for again.
@@ -62,4 +62,15 @@ fn a_pool_with_room_for_all_loses_nothing() {
         assert_eq!(outcome.kept, 0);
         assert!(outcome.hit_rate() > 0.5, "{policy:?}: {outcome:?}");
     }
+}
+
+#[test]
+fn blocks_that_go_by_themselves_go_in_the_order_of_storing_or_of_use() {
+    let plain = |plain, room, requests: &[&[u64]]| run_plain(plain, room, requests.iter().copied());
+    let used_again: &[&[u64]] = &[&[1], &[2], &[1], &[3], &[1]];
+    assert_eq!(plain(Plain::Fifo, 2, used_again).found, 1);
+    assert_eq!(plain(Plain::Lru, 2, used_again).found, 2);
+    // What comes after a gap is of no use, and not a use.
+    let with_gaps: &[&[u64]] = &[&[1, 2, 3], &[1, 2, 4, 3], &[9, 1]];
+    assert_eq!(plain(Plain::Fifo, 100, with_gaps), Outcome { asked: 9, found: 2, stored: 5, kept: 0 });
 }

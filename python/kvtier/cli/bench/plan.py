@@ -26,8 +26,17 @@ LEAST_FREE = 0.05
 """Share of a file system that stays free."""
 
 PAGE = 4096
-POOL_BYTES = 1 << 30
-"""Of a pool at least: it is made of large segments."""
+POOL_PASSES = 1.3
+"""A pool has room for so many times what one measurement stores."""
+
+SEGMENTS = 24
+"""A pool has about as many at least, each with room for some blocks."""
+
+SEGMENT_BLOCKS = 8
+BEGUN = 4
+"""Segments that are there without being full, at most."""
+
+MIB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -44,10 +53,18 @@ class Case:
         return self.row_bytes + -self.row_bytes % PAGE + PAGE
 
     def options(self, stored: int) -> dict[str, Any]:
-        """Those of its tier, which is to hold so many bytes."""
-        chosen = {"layout": self.layout, "io_engine": self.io_engine}
-        bound = {"max_bytes": pool_bytes(stored)} if self.layout == "packed" else {}
-        return {name: value for name, value in chosen.items() if value} | bound
+        """Those of its tier, which is to hold what one measurement stores: so many bytes."""
+        chosen: dict[str, Any] = {"layout": self.layout, "io_engine": self.io_engine}
+        if self.layout == "packed":
+            segment, chosen["max_bytes"] = self.pool(stored)
+            chosen["segment_bytes"] = segment
+        return {name: value for name, value in chosen.items() if value}
+
+    def pool(self, stored: int) -> tuple[int, int]:
+        """Bytes of a segment, and of all: with several passes some are reclaimed, as happens in the long run."""
+        whole = POOL_PASSES * stored
+        segment = -(-max(SEGMENT_BLOCKS * self.block_bytes, int(whole / 200), 2 * MIB) // MIB) * MIB
+        return segment, max(int(whole), SEGMENTS * segment)
 
 
 @dataclass(frozen=True)
@@ -72,12 +89,16 @@ class Plan:
         return min(MOST_SAMPLES, self.blocks(case) // 4)
 
     def stored(self, case: Case) -> int:
-        """Bytes that one measurement of a case stores at most."""
-        return (self.blocks(case) * (1 + self.warm) + self.samples(case)) * case.block_bytes
+        """Bytes that one measurement of a case stores at most, warming up apart."""
+        return (self.blocks(case) + self.samples(case)) * case.block_bytes
 
     def on_storage(self, case: Case) -> int:
-        """Bytes that are left of them until the end."""
-        return min(self.stored(case), pool_bytes(self.stored(case))) if case.layout == "packed" else self.stored(case)
+        """Bytes that lie there until the end."""
+        stored = self.stored(case) + self.warm * self.blocks(case) * case.block_bytes
+        if case.layout != "packed":
+            return stored
+        segment, pool = case.pool(self.stored(case))
+        return min(pool, stored + BEGUN * segment)
 
     @property
     def total_bytes(self) -> int:
@@ -145,11 +166,6 @@ def plan_for(
                 UNUSABLE,
             )
     return plan
-
-
-def pool_bytes(stored: int) -> int:
-    """The bound of a pool that so many bytes go through: a part of them is reclaimed, as happens in the long run."""
-    return max(POOL_BYTES, int(stored / 1.3))
 
 
 def _chosen(option: str, given: list[str] | None, left_out: dict[str, str]) -> list[str]:

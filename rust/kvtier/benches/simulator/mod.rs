@@ -1,6 +1,6 @@
 //! A pool's segments without any storage, driven by requests for prefixes of blocks: what a policy makes of a trace.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use kvtier::store::packed::policy::{Candidate, HOTTEST, Heat, Policy};
 
@@ -27,6 +27,49 @@ impl Outcome {
     pub fn kept_share(&self) -> f64 {
         self.kept as f64 / (self.stored + self.kept).max(1) as f64
     }
+}
+
+/// Which block makes room for the next, where each goes by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Plain {
+    /// The one that was stored first.
+    Fifo,
+    /// The one that was used longest ago.
+    Lru,
+}
+
+/// Runs requests through a cache of `room` blocks that evicts them one by one, as no pool of segments can: what policies
+/// of segments are compared with.
+pub fn run_plain<'r>(plain: Plain, room: usize, requests: impl IntoIterator<Item = &'r [u64]>) -> Outcome {
+    let mut outcome = Outcome::default();
+    // Where each block stands in line, and the line.
+    let (mut places, mut line) = (HashMap::new(), BTreeMap::new());
+    let mut last = 0_u64;
+    for request in requests {
+        outcome.asked += request.len() as u64;
+        let mut gap = false;
+        for block in request {
+            let place = places.get(block).copied();
+            gap |= place.is_none();
+            outcome.found += u64::from(!gap);
+            match place {
+                Some(place) if plain == Plain::Lru && !gap => line.remove(&place),
+                Some(_) => continue,
+                None => {
+                    outcome.stored += 1;
+                    // What is asked for at the moment makes no room for itself: it stands at the end.
+                    if places.len() >= room {
+                        line.pop_first().and_then(|(_, oldest)| places.remove(&oldest));
+                    }
+                    None
+                }
+            };
+            last += 1;
+            places.insert(*block, last);
+            line.insert(last, *block);
+        }
+    }
+    outcome
 }
 
 #[derive(Default)]
