@@ -8,6 +8,7 @@ import os
 import sys
 import time
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ os.environ |= {
     "PYTHONPATH": os.pathsep.join([HERE, *filter(None, [os.environ.get("PYTHONPATH")])]),
 }
 sys.path.insert(0, HERE)
+
+LABELS = ("tier", "direction", "kind")
+UNDER_WAY = ("queued_load_blocks", "queued_store_blocks", "inflight_blocks")
 
 
 def tokens_of(prompt: str) -> list[int]:
@@ -39,22 +43,30 @@ def main(model: str, tp: int, tiers: list[dict[str, Any]], prompts: list[str], p
     from vllm.config import KVTransferConfig  # noqa: PLC0415
     from vllm.inputs import TokensPrompt  # noqa: PLC0415
 
-    def counters() -> dict[str, float]:
-        found = {}
+    def samples() -> Iterator[tuple[str, dict[str, str], float]]:
         for sample in (sample for metric in REGISTRY.collect() for sample in metric.samples):
-            if sample.name.startswith("kvtier:") and sample.name.endswith("_total"):
-                labels = (sample.labels[name] for name in ("tier", "direction", "kind") if name in sample.labels)
-                found[":".join([sample.name.removeprefix("kvtier:").removesuffix("_total"), *labels])] = sample.value
-        return found
+            if sample.name.startswith("kvtier:"):
+                yield sample.name.removeprefix("kvtier:"), sample.labels, sample.value
+
+    def counters() -> dict[str, float]:
+        return {
+            ":".join([name.removesuffix("_total"), *(labels[part] for part in LABELS if part in labels)]): value
+            for name, labels, value in samples()
+            if name.endswith("_total")
+        }
+
+    def is_idle() -> bool:
+        return not any(value for name, _, value in samples() if name in UNDER_WAY)
 
     def settle() -> None:
         """Stores end, and counters are told, in steps of the engine; short prompts make steps and store nothing."""
-        until, before = time.monotonic() + 60, None
-        while (now := counters()) != before and time.monotonic() < until:
-            before = now
+        until, before, same = time.monotonic() + 120, None, 0
+        while same < 2 and time.monotonic() < until:
             for _ in range(5):
                 llm.generate([TokensPrompt(prompt_token_ids=[9] * 8)], sampling, use_tqdm=False)
-                time.sleep(0.03)
+                time.sleep(0.02)
+            now = counters()
+            same, before = same + 1 if now == before and is_idle() else 0, now
 
     offloading = KVTransferConfig(
         kv_connector="OffloadingConnector",
