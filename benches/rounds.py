@@ -44,6 +44,9 @@ class Measured:
     asked: list[dict[str, dict[str, Asked]]] = field(default_factory=list)
     """Rounds of lookups: by tier, and whether the keys are there."""
 
+    submitted: list[dict[str, dict[tuple[Way, int], float]]] = field(default_factory=list)
+    """Rounds of submissions: us per key of the scheduler's thread, by tier, and by direction and blocks of a job."""
+
     lone_job: list[dict[str, float]] = field(default_factory=list)
     """Rounds of one job that is loaded by itself: seconds, by tier."""
 
@@ -54,7 +57,7 @@ def plan(storage: Storage, row_sizes: list[int] | None, share: int) -> dict[int,
 
 
 def steps_of(planned: dict[int, int], rounds: int) -> int:
-    """How many times `measure` and `measure_in_memory` together call `done`."""
+    """How many times `measure` and `measure_calls` together call `done`."""
     return rounds * (len(planned) * len(JOBS) + 1)
 
 
@@ -73,11 +76,15 @@ def measure(storage: Storage, planned: dict[int, int], rounds: int, done: Callab
     return measured
 
 
-def look_up(measured: Measured, storage: Storage, rounds: int, done: Callable[[], None]) -> None:
-    """Looks blocks up, and loads one job by itself. For files `storage` is a place in memory, so that no disk is in it."""
+def measure_calls(measured: Measured, storage: Storage, rounds: int, done: Callable[[], None]) -> None:
+    """Measures what the scheduler's thread does, and one job by itself.
+
+    For files `storage` is a place in memory, so that no disk is in it.
+    """
     for number in range(rounds):
         turns = list(_in_turn(storage.names, number))
         measured.asked.append({name: _ask(storage, name, f"asked-{number}-{turn}") for turn, name in turns})
+        measured.submitted.append({name: _submit(storage, name, f"submit-{number}-{turn}") for turn, name in turns})
         measured.lone_job.append({name: _lone_job(storage, name, f"lone-{number}-{turn}") for turn, name in turns})
         done()
 
@@ -119,6 +126,19 @@ def _ask(storage: Storage, name: str, place: str) -> dict[str, Asked]:
     asked["another's, half there"] = drive.ask(mixed[:count])
     drive.tier.shutdown()
     return asked
+
+
+def _submit(storage: Storage, name: str, place: str) -> dict[tuple[Way, int], float]:
+    found: dict[tuple[Way, int], float] = {}
+    for per_job in JOBS:
+        count = storage.jobs * per_job
+        buffer = HostBuffer(count, 4096)
+        drive = Drive(storage.open(name, f"{place}-{per_job}", buffer.view))
+        drive.move("store", [_key(-number - 1) for number in range(min(DIRECTORIES, count))], buffer.row_bytes, per_job)
+        for way in WAYS:
+            found[way, per_job] = drive.submit(way, [_key(number) for number in range(count)], per_job)
+        drive.tier.shutdown()
+    return found
 
 
 def _lone_job(storage: Storage, name: str, place: str) -> float:

@@ -36,6 +36,9 @@ class Storage(Protocol):
     lookups: ClassVar[int]
     """Blocks that are looked up in a round."""
 
+    jobs: ClassVar[int]
+    """Jobs of each size that are submitted in a round, one by one."""
+
     def open(self, tier: str, place: str, rows: memoryview) -> Any:
         """A tier in a place, which is made where it isn't there yet."""
 
@@ -57,6 +60,7 @@ class Files:
     kind: ClassVar[str] = "files"
     round_bytes: ClassVar[dict[int, int]] = {64 << 10: 32 << 20, 256 << 10: 96 << 20, 2 << 20: 256 << 20}
     lookups: ClassVar[int] = 1000
+    jobs: ClassVar[int] = 100
 
     def __init__(self, root: Path, layouts: Sequence[str]) -> None:
         self._root = root
@@ -68,7 +72,9 @@ class Files:
         (self._root / place).mkdir(parents=True, exist_ok=True)
         if tier == NATIVE:
             return FileSystemTierManager(**_engine(rows), root_dir=str(self._root / place))
-        layout: dict[str, Any] = {"layout": self._layouts[tier]} if tier in self._layouts else {}
+        layout: dict[str, Any] = {"layout": self._layouts.get(tier, "files")}
+        if layout["layout"] != "files":
+            layout["max_bytes"] = 2 * rows.nbytes + (256 << 20)  # a pool needs a bound
         verify = "never" if tier == UNVERIFIED else "always"
         return _kvtier(rows, url=f"file://{self._root / place}", verify=verify, **layout)
 
@@ -93,6 +99,7 @@ class Objects:
     names: tuple[str, ...] = (NATIVE, KVTIER)
     round_bytes: ClassVar[dict[int, int]] = {64 << 10: 16 << 20, 256 << 10: 48 << 20, 2 << 20: 128 << 20}
     lookups: ClassVar[int] = 300
+    jobs: ClassVar[int] = 20
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")

@@ -26,7 +26,7 @@ import kvtier
 from kvtier.cli.roots import Root
 from kvtier.cli.units import parse_size, show_size
 from report import PLOTTED, as_json, print_measured, ratios, targets
-from rounds import JOBS, Measured, look_up, measure, plan, steps_of
+from rounds import JOBS, Measured, measure, measure_calls, plan, steps_of
 from targets import print_targets
 from tiers import Files, Objects, Storage
 
@@ -65,7 +65,7 @@ def _options() -> argparse.Namespace:
 def _run(console: Console, root: Path, files: Files, in_memory: Files, options: argparse.Namespace) -> None:
     place = Root.look_at(str(root))
     share = 4 if options.quick else 1
-    # Where blocks move, and where they are looked up: for files in memory, so that no disk is in it.
+    # Where blocks move, and where calls are measured: for files in memory, so that no disk is in it.
     storages: list[tuple[Storage, Storage]] = [(files, in_memory)]
     if options.objects:
         objects = Objects(options.objects)
@@ -81,9 +81,9 @@ def _run(console: Console, root: Path, files: Files, in_memory: Files, options: 
     found: list[Measured] = []
     with Progress(transient=True) as progress:
         task = progress.add_task("rounds", total=sum(steps_of(sizes, options.rounds) for sizes in planned))
-        for (storage, to_look_up), sizes in zip(storages, planned, strict=True):
+        for (storage, for_calls), sizes in zip(storages, planned, strict=True):
             measured = measure(storage, sizes, options.rounds, lambda: progress.advance(task))
-            look_up(measured, to_look_up, options.rounds, lambda: progress.advance(task))
+            measure_calls(measured, for_calls, options.rounds, lambda: progress.advance(task))
             found.append(measured)
     for measured in found:
         print_measured(console, measured)
@@ -105,7 +105,10 @@ def _run(console: Console, root: Path, files: Files, in_memory: Files, options: 
 
         every = {name: by_size for measured in found for name, by_size in ratios(measured).items()}
         plot_ratios(
-            options.plot, every, len(PLOTTED), f"kvtier {kvtier.__version__} over vLLM {vllm.__version__}'s own tiers"
+            options.plot,
+            every,
+            len(PLOTTED) + 1,
+            f"kvtier {kvtier.__version__} over vLLM {vllm.__version__}'s own tiers",
         )
 
 
