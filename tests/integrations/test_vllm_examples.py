@@ -28,7 +28,8 @@ def blocks_of_the_guide() -> dict[str, Any]:
 def placed(tier: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
     """An entry whose place is here, and not on a disk or a service of somebody's."""
     if tier["url"].startswith("file://"):
-        return {**tier, "url": f"file://{tmp_path}"}
+        room = {"max_bytes": "256MiB"} if "max_bytes" in tier else {}
+        return {**tier, **room, "url": f"file://{tmp_path}"}
     return {**tier, "url": request.getfixturevalue("s3_url"), "allow_http": True}
 
 

@@ -372,6 +372,55 @@ class TestEvents:
         assert scheduler.events() == []
 
 
+class TestPool:
+    """The same above a pool, which keeps within a bound."""
+
+    ROW = 256 << 10
+
+    @pytest.fixture
+    def pool(self, entry: dict[str, Any]) -> dict[str, Any]:
+        return {**entry, "layout": "packed", "max_bytes": 16 << 20, "segment_bytes": 1 << 20}
+
+    def test_blocks_go_down_come_back_and_are_found_by_the_next_engine(
+        self, start: StartScheduler, pool: dict[str, Any]
+    ) -> None:
+        first = start(pool)
+        first.store(range(16))
+        first.forget_primary()
+        assert first.hits(range(20)) == 16
+        first.shutdown()
+        assert start(pool).hits(range(20)) == 16
+
+    def test_unknown_blocks_are_a_miss_at_the_first_ask(
+        self, start: StartScheduler, pool: dict[str, Any], vllm: SimpleNamespace
+    ) -> None:
+        scheduler = start(pool)
+        context = scheduler.request()
+        assert {scheduler.tier.lookup(make_key(n), context) for n in range(8)} == {vllm.base.LookupResult.MISS}
+
+    def test_what_is_evicted_is_announced_and_no_hit(self, start: StartScheduler, pool: dict[str, Any]) -> None:
+        scheduler = start({**pool, "enable_kv_events": True}, events=True, worker_bytes=self.ROW)
+        stored, removed = set[bytes](), set[bytes]()
+        for begin in range(0, 160, 16):  # 40 MiB through 16
+            scheduler.store(range(begin, begin + 16))
+            for event in scheduler.events():
+                (removed if event.removed else stored).update(event.keys)
+        assert stored == {make_key(n) for n in range(160)}
+        assert removed >= {make_key(0), make_key(1)}
+        scheduler.forget_primary()
+        assert scheduler.ask([0, 159]) == {0: "MISS", 159: "HIT"}
+        assert scheduler.counters()["resident_bytes:1:kvtier"] <= 16 << 20
+
+    def test_a_reset_takes_its_blocks(self, start: StartScheduler, pool: dict[str, Any]) -> None:
+        scheduler = start({**pool, "on_reset": "delete"})
+        scheduler.store(range(8))
+        scheduler.reset()
+        assert scheduler.hits(range(8)) == 0
+        scheduler.store(range(8))
+        scheduler.forget_primary()
+        assert scheduler.hits(range(8)) == 8
+
+
 class TestMetrics:
     def test_what_is_counted_is_defined(
         self, start: StartScheduler, entry: dict[str, Any], tmp_path: Path, vllm: SimpleNamespace
