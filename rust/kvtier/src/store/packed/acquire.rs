@@ -325,7 +325,7 @@ impl Pool {
         self.published(namespace, &own.header, number, &trailer.key)?;
         let there = Spot { segment: own.id(), slot: number };
         // A second chance, not an endless one.
-        self.state.lock().catalogue.set_heat(there, heat - 1);
+        self.state.lock().catalogue.set_heat(there, heat.saturating_sub(1));
         Ok(())
     }
 }

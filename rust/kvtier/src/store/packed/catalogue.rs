@@ -40,6 +40,9 @@ impl From<Spot> for Location {
 /// Of blocks that are written again when a segment is reclaimed, together.
 const MOST_KEPT_BYTES: u64 = 128 << 20;
 
+/// Blocks that room is made for before they are seen.
+const MOST_EXPECTED: usize = 4 << 20;
+
 /// What a slot is in memory.
 const FREE: u8 = 0;
 const BLOCK: u8 = 1;
@@ -204,6 +207,16 @@ impl Catalogue {
     /// Which of the open namespaces a segment with this header belongs to.
     pub(super) fn namespace_of(&self, header: &Header) -> Option<NamespaceId> {
         self.namespaces.iter().position(|namespace| namespace.owns(header))
+    }
+
+    /// As many segments are about to be read, perhaps all of this namespace: growing the index step by step would cost more
+    /// than reading them.
+    pub(super) fn expect(&mut self, namespace: NamespaceId, segments: usize) {
+        let segments_known = &self.segments;
+        if let Some(Namespace { index, geometry, .. }) = self.namespaces.get_mut(namespace) {
+            let blocks = segments.saturating_mul(geometry.slots as usize).min(MOST_EXPECTED);
+            index.reserve(blocks, |spot| name_at(segments_known, *spot).map_or(0, hash_of));
+        }
     }
 
     /// Takes over what a segment's table says. `pages` are those of its namespace, if that is open here; what can't be read

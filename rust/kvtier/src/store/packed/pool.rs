@@ -154,7 +154,9 @@ impl Pool {
             state.stations.push(Station { users: 1, record, ..Station::default() });
             state.stations.len() - 1
         };
-        for segment in self.site.segments()? {
+        let segments = self.site.segments()?;
+        self.state.lock().catalogue.expect(namespace, segments.len());
+        for segment in segments {
             self.refresh(segment);
         }
         Ok(namespace)
