@@ -1,12 +1,14 @@
-//! Blocks to and from files: store, load and probe, raw and framed, with one thread and with eight.
+//! Blocks to and from files, raw and framed, with one thread and with eight; the same in packed pools, by threads and
+//! through a ring.
 //!
-//! Writes up to 10 GB below cargo's build directory, or below `KVTIER_BENCH_DIR`.
+//! Writes up to 20 GB below cargo's build directory, or below `KVTIER_BENCH_DIR`.
 
 mod roots;
 
 use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
+use kvtier::config::IoEngineChoice;
 use kvtier::identity::NamespaceKind;
 use roots::Roots;
 
@@ -34,6 +36,27 @@ fn blocks(c: &mut Criterion) {
                     b.iter_custom(|blocks| bench.load(blocks as usize));
                 });
             }
+        }
+        group.finish();
+    }
+
+    for row_bytes in ROW_BYTES {
+        let mut group = c.benchmark_group(format!("packed/{}KiB", row_bytes >> 10));
+        group.sampling_mode(SamplingMode::Flat).sample_size(10);
+        group.warm_up_time(Duration::from_millis(100)).measurement_time(Duration::from_millis(300));
+        group.throughput(Throughput::Bytes(row_bytes as u64));
+        for engine in [IoEngineChoice::Threads, IoEngineChoice::Uring] {
+            let mut bench = roots.open_packed(row_bytes, engine, 8);
+            // Full once, so that what is measured goes into segments that were written before.
+            bench.store((3 << 29) / row_bytes);
+            group.bench_function(BenchmarkId::new("store", engine.as_str()), |b| {
+                b.iter_custom(|blocks| bench.store(blocks as usize));
+            });
+            let last = LOADED_BYTES / row_bytes;
+            bench.store(last);
+            group.bench_function(BenchmarkId::new("load", engine.as_str()), |b| {
+                b.iter_custom(|blocks| bench.load_last(last, blocks as usize));
+            });
         }
         group.finish();
     }

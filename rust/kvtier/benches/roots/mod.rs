@@ -1,4 +1,4 @@
-//! Files stores on fresh roots, with rows to store and to fill, for benchmarks.
+//! Stores on fresh roots, of files or packed, with rows to store and to fill, for benchmarks.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark that can't go on stops")]
 #![allow(dead_code, unreachable_pub, reason = "shared by several benchmarks, each of which uses a part")]
@@ -9,11 +9,13 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use kvtier::buffer::{HostRows, Region, RowLease};
+use kvtier::config::IoEngineChoice;
 use kvtier::error::Result;
 use kvtier::identity::{Facts, Identity, Namespace, NamespaceKind};
-use kvtier::io::ThreadEngine;
+use kvtier::io::{ThreadEngine, engine_for};
 use kvtier::layout::BlockKey;
 use kvtier::store::files::{FilesConfig, FilesStore};
+use kvtier::store::packed::{Bounds, PackedConfig, PackedStore};
 use kvtier::store::url::format_of;
 use kvtier::store::{BlockStore, Done, Probed};
 
@@ -47,42 +49,64 @@ impl Roots {
 
     /// A store of its own on a fresh root.
     pub fn open(&mut self, kind: NamespaceKind, row_bytes: usize, threads: usize) -> Bench {
+        let (root, namespace) = self.place(kind, row_bytes);
+        let io = ThreadEngine::start("bench-io", threads).unwrap();
+        let store = FilesStore::open(&root, &namespace, FilesConfig::new(format_of(&namespace)), io).unwrap();
+        Bench::over(Arc::new(store), row_bytes)
+    }
+
+    /// A pool of its own on a fresh root.
+    pub fn open_packed(&mut self, row_bytes: usize, engine: IoEngineChoice, threads: usize) -> Bench {
+        let (root, namespace) = self.place(NamespaceKind::Kvtier, row_bytes);
+        let bounds = Bounds { max_bytes: Some(1 << 30), segment_bytes: Some(64 << 20), ..Bounds::default() };
+        let io = engine_for(engine, true, threads).unwrap();
+        let store = PackedStore::open(&root, &namespace, PackedConfig::new(format_of(&namespace), bounds), io).unwrap();
+        Bench::over(Arc::new(store), row_bytes)
+    }
+
+    fn place(&mut self, kind: NamespaceKind, row_bytes: usize) -> (PathBuf, Namespace) {
         self.made += 1;
         let root = self.dir.path().join(self.made.to_string());
         std::fs::create_dir(&root).unwrap();
         let mut facts = Facts::new("bench/model", 16, "bfloat16");
         facts.row_bytes = Some(row_bytes as u64);
-        let namespace = Namespace::new(&Identity::new(facts).unwrap(), kind).unwrap();
-        let io = ThreadEngine::start("bench-io", threads).unwrap();
-        let store = FilesStore::open(&root, &namespace, FilesConfig::new(format_of(&namespace)), io).unwrap();
-        let region = HostRows::new(ROWS, row_bytes).unwrap().region();
-        for row in 0..ROWS {
-            let payload: Vec<u8> = (0..row_bytes).map(|i| ((i + row).wrapping_mul(0x9E37_79B9) >> 11) as u8).collect();
-            RowLease::unbounded(&region, row).unwrap().enter().unwrap().copy_from(&payload).unwrap();
-        }
-        Bench { store: Arc::new(store), region, stored: 0 }
+        (root, Namespace::new(&Identity::new(facts).unwrap(), kind).unwrap())
     }
 }
 
 /// A store and how many blocks are in it: block `n` has key `n`.
 pub struct Bench {
-    store: Arc<FilesStore>,
+    store: Arc<dyn BlockStore>,
     region: Arc<Region>,
     stored: usize,
 }
 
 impl Bench {
+    fn over(store: Arc<dyn BlockStore>, row_bytes: usize) -> Self {
+        let region = HostRows::new(ROWS, row_bytes).unwrap().region();
+        for row in 0..ROWS {
+            let payload: Vec<u8> = (0..row_bytes).map(|i| ((i + row).wrapping_mul(0x9E37_79B9) >> 11) as u8).collect();
+            RowLease::unbounded(&region, row).unwrap().enter().unwrap().copy_from(&payload).unwrap();
+        }
+        Self { store, region, stored: 0 }
+    }
+
     /// Stores `count` new blocks, as many at a time as there are threads.
     pub fn store(&mut self, count: usize) -> Duration {
         let first = self.stored;
         self.stored += count;
-        self.each(first..first + count, BlockStore::store)
+        self.each(first..first + count, <dyn BlockStore>::store)
     }
 
     /// Loads `count` blocks, from the first on, and again from there.
     pub fn load(&self, count: usize) -> Duration {
-        let all = self.stored;
-        self.each((0..count).map(|n| n % all), BlockStore::load)
+        self.load_last(self.stored, count)
+    }
+
+    /// The same among the `last` that were stored, which a pool still has.
+    pub fn load_last(&self, last: usize, count: usize) -> Duration {
+        let first = self.stored - last;
+        self.each((0..count).map(|n| first + n % last), <dyn BlockStore>::load)
     }
 
     /// Looks for `count` blocks that are there, or for as many that are not, in one batch.
@@ -102,7 +126,7 @@ impl Bench {
     fn each<T: Send + 'static>(
         &self,
         blocks: impl IntoIterator<Item = usize>,
-        operation: fn(&FilesStore, BlockKey, RowLease, Done<T>),
+        operation: fn(&dyn BlockStore, BlockKey, RowLease, Done<T>),
     ) -> Duration {
         let (send, receive) = channel();
         let began = Instant::now();
@@ -110,7 +134,7 @@ impl Bench {
             let (store, send) = (Arc::clone(&self.store), send.clone());
             let row = RowLease::unbounded(&self.region, n % ROWS).unwrap();
             let done = Done::new(move |answer: Result<T>| send.send(answer.map(drop)).unwrap());
-            self.store.spawn(Box::new(move || operation(&store, key(n), row, done)));
+            self.store.spawn(Box::new(move || operation(&*store, key(n), row, done)));
         }
         drop(send);
         for answer in receive {
