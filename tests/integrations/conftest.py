@@ -267,6 +267,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Serve:
 def run_and_talk(command: list[str], meanwhile: Callable[[], None] = lambda: None) -> str:
     """Runs a program until it ends, and gives its last line. When it says PAUSE, something is done before it goes on."""
     lines: deque[str] = deque(maxlen=200)
+    begun = time.time()
     with (
         tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(
@@ -286,9 +287,22 @@ def run_and_talk(command: list[str], meanwhile: Callable[[], None] = lambda: Non
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(program.pid, signal.SIGKILL)  # it and its workers, in case that this test was ended
+            remove_abandoned_memory(begun)
         errors.seek(0)
         assert code == 0, "".join(lines) + errors.read()[-10_000:]
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def remove_abandoned_memory(since: float) -> None:
+    """Removes the shared memory that vLLM's workers leave behind at TP sizes above 1: what is newer and nobody has mapped."""
+    made = [path for path in Path("/dev/shm").glob("vllm_dist_*") if path.stat().st_mtime >= since]
+    mapped = ""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):  # the process has ended
+            mapped += maps.read_text()
+    for path in made:
+        if str(path) not in mapped:
+            path.unlink(missing_ok=True)
 
 
 @pytest.fixture
