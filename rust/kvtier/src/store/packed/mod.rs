@@ -135,8 +135,9 @@ struct Packed {
 const KEPT_SCRATCH: usize = 32 << 20;
 
 impl PackedStore {
-    /// Whether `io_engine="auto"` takes a ring of `io_uring`: a block is one transfer here and next to nothing else.
-    pub const RING_GAINS: bool = true;
+    /// Whether `io_engine="auto"` takes a ring of `io_uring`. It would gain, but ends of processes with a ring and a pool are
+    /// not tested well enough to make it the default.
+    pub const RING_GAINS: bool = false;
 
     /// Opens `namespace` in the pool below the directory at `root`, which is made if it isn't there; operations run on `io`.
     ///
