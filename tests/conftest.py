@@ -1,6 +1,7 @@
 """What tests of tiers begin with."""
 
 import itertools
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from kvtier.testing import Faults, open_faulty
 from s3_server import S3Server
 
 _names = itertools.count()
+
+# Whoever runs the tests in the background may have them ignore Ctrl-C, which tests send, and children would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
