@@ -452,3 +452,17 @@ fn many_threads_store_and_load_while_segments_are_reclaimed() {
     });
     census(&place);
 }
+
+#[test]
+fn a_small_pool_has_segments_that_large_blocks_fit_into() {
+    let max_bytes = Some(128 << 20);
+    let place = PackedPlace::new(move |config| config.bounds = Bounds { max_bytes, ..Bounds::default() });
+    let open = Open { payload_bytes: 3 << 20, ..Open::default() };
+    let harness = Harness::open(&place, &open, 2);
+    for n in 0..2 {
+        assert_eq!(harness.store(n).unwrap().bytes, 3 << 20);
+        harness.clear(n);
+        harness.load(n).unwrap();
+        harness.assert_row_is_block(n);
+    }
+}

@@ -54,7 +54,7 @@ pub(super) fn open(root: &Path, config: &PackedConfig) -> Result<Arc<Shared>> {
             return Ok(shared);
         }
     }
-    let site = locked.open(config.bounds, config.read_only, dir_mode, file_mode)?;
+    let site = locked.open(config.bounds, config.format.block_bytes() as u64, config.read_only, dir_mode, file_mode)?;
     if site.changed {
         let superblock = &site.superblock;
         log::info!(

@@ -137,12 +137,26 @@ impl Locked {
     /// # Errors
     /// `Config` when a pool can't be here, or isn't and can't be made, or what is here is not this one; `UnsupportedVersion`
     /// when a newer kvtier made it.
-    pub(super) fn open(&self, bounds: Bounds, read_only: bool, dir_mode: Mode, file_mode: Mode) -> Result<Site> {
-        let opened = self.open_here(bounds, read_only, dir_mode, file_mode);
+    pub(super) fn open(
+        &self,
+        bounds: Bounds,
+        block_bytes: u64,
+        read_only: bool,
+        dir_mode: Mode,
+        file_mode: Mode,
+    ) -> Result<Site> {
+        let opened = self.open_here(bounds, block_bytes, read_only, dir_mode, file_mode);
         opened.map_err(|e| e.with("root", self.path.display()))
     }
 
-    fn open_here(&self, bounds: Bounds, read_only: bool, dir_mode: Mode, file_mode: Mode) -> Result<Site> {
+    fn open_here(
+        &self,
+        bounds: Bounds,
+        block_bytes: u64,
+        read_only: bool,
+        dir_mode: Mode,
+        file_mode: Mode,
+    ) -> Result<Site> {
         if !self.fits() {
             let message = format!(
                 "layout=\"packed\" needs a file system that reserves room and locks files ({}); this is {}: give \
@@ -177,7 +191,7 @@ impl Locked {
             }
             None => {
                 self.check_unfinished(&dir)?;
-                let superblock = new_superblock(bounds)?;
+                let superblock = new_superblock(bounds, block_bytes)?;
                 write_superblock(&dir, &superblock, file_mode)?;
                 (superblock, true)
             }
@@ -339,7 +353,7 @@ fn write_superblock(dir: &OwnedFd, superblock: &Superblock, mode: Mode) -> Resul
     write().map_err(|e| Error::from_io("writing the pool's superblock", e.into()))
 }
 
-fn new_superblock(bounds: Bounds) -> Result<Superblock> {
+fn new_superblock(bounds: Bounds, block_bytes: u64) -> Result<Superblock> {
     let (max_bytes, min_free_bytes) = (bounds.max_bytes.unwrap_or(0), bounds.min_free_bytes.unwrap_or(0));
     if max_bytes == 0 && min_free_bytes == 0 {
         let message =
@@ -348,7 +362,7 @@ fn new_superblock(bounds: Bounds) -> Result<Superblock> {
     }
     let superblock = Superblock {
         pool: PoolId(random()),
-        segment_bytes: bounds.segment_bytes.unwrap_or_else(|| suitable_segment(max_bytes)),
+        segment_bytes: bounds.segment_bytes.unwrap_or_else(|| suitable_segment(max_bytes, block_bytes)),
         max_bytes,
         min_free_bytes,
         created_unix_ns: now_ns(),
@@ -373,17 +387,19 @@ fn check_bounds(superblock: &Superblock) -> Result<()> {
     Ok(())
 }
 
-/// About a 200th of the cap: small enough that what is dropped at once is little, large enough that files are
-/// few.
-fn suitable_segment(max_bytes: u64) -> u64 {
+/// About a 200th of the cap: small enough that what is dropped at once is little, large enough that files are few. But room
+/// for some blocks of whoever makes the pool.
+fn suitable_segment(max_bytes: u64, block_bytes: u64) -> u64 {
     const SMALLEST: u64 = 1 << 20;
     const LARGEST: u64 = 256 << 20;
     /// Without a cap.
     const USUAL: u64 = 256 << 20;
-    match max_bytes {
+    const FEWEST_BLOCKS: u64 = 4;
+    let share = match max_bytes {
         0 => USUAL,
         cap => (cap / 256 + 1).next_power_of_two().clamp(SMALLEST, LARGEST),
-    }
+    };
+    share.max((FEWEST_BLOCKS * block_bytes).next_power_of_two())
 }
 
 /// Bytes that nobody else has.
