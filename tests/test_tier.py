@@ -2,6 +2,7 @@
 
 import array
 import asyncio
+import contextlib
 import gc
 import pickle
 import select
@@ -11,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -344,6 +346,49 @@ class TestWaiting:
         faulty.submit_store(1, KEYS[:1], [0])
         threading.Timer(0.1, faults.release).start()
         assert faulty.wait(1), "the timer's thread got the interpreter"
+
+
+class TestSteps:
+    def test_nothing_begins_before_a_step_ends(self, open_tier: OpenTier) -> None:
+        tier = open_tier(stepwise=True)
+        for job in range(20):
+            tier.submit_store(job, [KEYS[job]], [job])
+            assert tier.stats().open_jobs == 1
+            tier.end_step()
+            until = time.monotonic() + 30
+            while tier.stats().open_jobs:
+                assert time.monotonic() < until
+                time.sleep(0.001)
+            [result] = tier.get_finished_jobs()
+            assert result.job_id == job
+
+    def test_an_idle_tier_sleeps(self, open_tier: OpenTier) -> None:
+        others = clock_sleeps()
+        tier = open_tier(stepwise=True)
+        for job in range(20):
+            tier.submit_store(job, [KEYS[job]], [job])
+            tier.end_step()
+            time.sleep(0.002)
+        [clock] = clock_sleeps().keys() - others.keys()
+        # The thread that begins steps wakes at least 300 times in so long if it doesn't stop looking for them.
+        until = time.monotonic() + 60
+        while True:
+            before = clock_sleeps()[clock]
+            time.sleep(0.3)
+            if clock_sleeps()[clock] == before:
+                break
+            assert time.monotonic() < until, "it goes on looking for steps"
+
+
+def clock_sleeps() -> dict[str, int]:
+    """How often each thread that minds deadlines has gone to sleep, by the thread's number."""
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if (task / "comm").read_text().strip() == "kvtier-clock":
+                status = dict(line.split(":", 1) for line in (task / "status").read_text().splitlines())
+                found[task.name] = int(status["voluntary_ctxt_switches"])
+    return found
 
 
 class TestStoreAndLoad:

@@ -1,10 +1,11 @@
-//! The thread that ends jobs at their deadlines.
+//! The thread that ends jobs at their deadlines, and begins steps in the place of a caller that leaves word.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use super::handover::{LINGER, tick};
 use super::job::{Job, JobKey, JobKind};
 use super::{Phase, Shared, State};
 use crate::error::{Error, ErrorKind, Result};
@@ -44,8 +45,10 @@ pub(super) fn start(shared: &Arc<Shared>) -> Result<JoinHandle<()>> {
         .map_err(|e| Error::from_io("starting the clock thread", e))
 }
 
-fn run(shared: &Shared) {
+fn run(shared: &Arc<Shared>) {
     let mut state = shared.state.lock();
+    // When it found word of the caller last; `None` while it doesn't look for any.
+    let mut word: Option<Instant> = None;
     while state.phase != Phase::Closed {
         let now = Instant::now();
         let due = take_due(&mut state, now);
@@ -65,7 +68,20 @@ fn run(shared: &Shared) {
             state = shared.state.lock();
             continue;
         }
-        match state.deadlines.next {
+        if shared.handover.look() {
+            word = Some(now);
+            if shared.wants_pump(&mut state) {
+                drop(state);
+                shared.spawn_pump();
+                state = shared.state.lock();
+                continue;
+            }
+        }
+        if word.is_some_and(|word| now - word >= LINGER) && shared.handover.sleep() {
+            word = None;
+        }
+        let look = word.map(|word| now + tick(now - word));
+        match state.deadlines.next.into_iter().chain(look).min() {
             Some(next) => {
                 shared.tick.wait_until(&mut state, next);
             }

@@ -12,6 +12,7 @@
 //! row.
 
 mod clock;
+mod handover;
 mod job;
 mod open;
 mod outbox;
@@ -36,6 +37,7 @@ pub use self::open::warm_up;
 pub use self::outbox::Event;
 
 use self::clock::Deadlines;
+use self::handover::Handover;
 use self::job::{Apart, Job, JobKey};
 use self::outbox::{EventLog, Outbox};
 use self::queue::{Limits, Queues};
@@ -66,8 +68,9 @@ pub struct EngineConfig {
     /// How long a request is told RETRY before a probe that doesn't answer counts as MISS.
     pub lookup_timeout: Duration,
     /// Whether what is asked and submitted begins only at [`Engine::end_step`], in one go: for a caller that works in
-    /// steps and counts the microseconds of each call, since waking a thread costs more than queueing a job. Asking for
-    /// results begins it too.
+    /// steps and counts the microseconds of each call, since waking a thread costs more than queueing a job. While such
+    /// steps keep coming, the caller wakes nobody at all, and a step begins up to a millisecond after its end. Asking for
+    /// results ends a step too.
     pub stepwise: bool,
     /// Whether [`Engine::take_events`] has something to take.
     pub events: bool,
@@ -129,8 +132,9 @@ struct Shared {
     state: Mutex<State>,
     /// Signalled when an operation has ended.
     ended: Condvar,
-    /// Signalled when the clock has to look at the deadlines again.
+    /// Signalled when the clock has to look at the deadlines again, or for word of the caller.
     tick: Condvar,
+    handover: Handover,
     index: Mutex<Index>,
     /// Keys in the index that wait to be probed; a hint that spares pumps the index's lock.
     waiting_probes: AtomicUsize,
@@ -250,6 +254,7 @@ impl Engine {
             }),
             ended: Condvar::new(),
             tick: Condvar::new(),
+            handover: Handover::default(),
             index: Mutex::new(index),
             waiting_probes: AtomicUsize::new(0),
             overdue_loads: AtomicUsize::new(0),
@@ -284,6 +289,7 @@ impl Engine {
         let answer = index.lookup(key, request, degraded, Instant::now);
         if answer.queued {
             shared.waiting_probes.store(index.waiting_probes(), Ordering::Release);
+            shared.handover.hold();
         }
         drop(index);
         if answer.fresh {
@@ -368,10 +374,11 @@ impl Engine {
             shared.end_early(&job, 0..job.keys.len(), refusal, reason);
             return Ok(job);
         }
-        if state.deadlines.push(&job) {
+        if state.deadlines.push(&job) && !shared.handover.is_watched() {
             shared.tick.notify_one();
         }
         state.queues.push(Arc::clone(&job));
+        shared.handover.hold();
         let pump = !shared.config.stepwise && shared.wants_pump(&mut state);
         drop(state);
         if pump {
@@ -386,13 +393,16 @@ impl Engine {
     /// `Forked`.
     pub fn end_step(&self) -> Result<()> {
         self.check_home()?;
-        self.shared.schedule();
+        if self.shared.config.stepwise && self.shared.handover.end_step() {
+            self.shared.schedule();
+        }
         Ok(())
     }
 
-    /// Whoever asks for results wants what they come from to be under way.
+    /// Whoever waits wants what the results come from to be under way.
     fn begin_held(&self) {
         if self.shared.config.stepwise {
+            self.shared.handover.insist();
             self.shared.schedule();
         }
     }
@@ -403,7 +413,9 @@ impl Engine {
     /// `Forked`.
     pub fn poll(&self) -> Result<Vec<JobResult>> {
         self.check_home()?;
-        self.begin_held();
+        if self.shared.config.stepwise && self.shared.handover.ask() {
+            self.shared.schedule();
+        }
         let results = self.shared.outbox.take();
         if !results.is_empty() {
             let state = &mut *self.shared.state.lock();

@@ -56,6 +56,15 @@ impl Shared {
         self.store.0.spawn(Box::new(move || pump.run()));
     }
 
+    /// The caller, whom waking the clock would cost too much, has left that to whoever does its work.
+    fn wake_clock_if_wanted(&self) {
+        if self.handover.wants_clock() {
+            // Under the lock, so that the clock is not just about to wait.
+            let _state = self.state.lock();
+            self.tick.notify_one();
+        }
+    }
+
     fn next_work(&self, state: &mut State) -> Option<Work> {
         if state.phase != Phase::Open {
             return None;
@@ -188,6 +197,7 @@ impl Pump {
             if catch_unwind(AssertUnwindSafe(|| self.shared.begin(work))).is_err() {
                 log::error!(target: LOG_TARGET, "a block operation panicked; it counts as failed");
             }
+            self.shared.wake_clock_if_wanted();
         }
         PUMPING.set(false);
     }

@@ -1,10 +1,13 @@
 //! The engine against a store that does what it is told, and against a model.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::ThreadId;
 
 use proptest::prelude::*;
+
+mod steps;
 
 use super::*;
 use crate::buffer::{HostRows, RowLease, RowPart};
@@ -36,6 +39,8 @@ struct Script {
     released: Mutex<bool>,
     release: Condvar,
     tasks: Mutex<Option<Sender<Task>>>,
+    /// Who has given the store its tasks.
+    spawned_by: Mutex<HashSet<ThreadId>>,
     exclusive: bool,
     threads: usize,
 }
@@ -66,6 +71,7 @@ impl Script {
             released: Mutex::new(false),
             release: Condvar::new(),
             tasks: Mutex::new(Some(sender)),
+            spawned_by: Mutex::default(),
             exclusive,
             threads,
         })
@@ -142,6 +148,7 @@ impl BlockStore for Script {
     }
 
     fn spawn(&self, task: Task) {
+        self.spawned_by.lock().insert(std::thread::current().id());
         if let Some(tasks) = &*self.tasks.lock() {
             let _ = tasks.send(task);
         }
@@ -631,40 +638,6 @@ fn a_step_of_lookups_is_probed_in_few_batches() {
 }
 
 #[test]
-fn a_stepwise_engine_begins_nothing_before_the_step_ends() {
-    let b = Bench::over(Script::new(2, false), EngineConfig { stepwise: true, ..EngineConfig::default() });
-    assert_eq!(b.engine.lookup(&key(1), Some(RequestId(1))).unwrap(), Lookup::Retry);
-    b.engine.submit(JobKind::Store, 1, keys([1_000]), vec![0]).unwrap();
-    std::thread::sleep(Duration::from_millis(20));
-    assert!(b.store.probes.lock().is_empty() && b.store.blocks.lock().is_empty());
-    for n in 2..=PROBE_BATCH as u64 {
-        assert_eq!(b.engine.lookup(&key(n), Some(RequestId(1))).unwrap(), Lookup::Retry);
-    }
-    b.engine.end_step().unwrap();
-    assert!((1..=PROBE_BATCH as u64).all(|n| b.lookup(n, 1) == Lookup::Miss));
-    assert_eq!(*b.store.probes.lock(), [PROBE_BATCH]);
-    assert!(b.engine.wait(Some(1), Some(Duration::from_secs(30))).unwrap());
-}
-
-#[test]
-fn asking_for_results_begins_what_a_stepwise_engine_holds() {
-    let b = Bench::over(Script::new(2, false), EngineConfig { stepwise: true, ..EngineConfig::default() });
-    let long = Some(Duration::from_secs(30));
-    b.engine.submit(JobKind::Store, 1, keys([1]), vec![0]).unwrap();
-    assert!(b.engine.wait(Some(1), long).unwrap());
-    b.engine.submit(JobKind::Store, 2, keys([2]), vec![0]).unwrap();
-    assert!(b.engine.drain(long).unwrap());
-    b.engine.submit(JobKind::Store, 3, keys([3]), vec![0]).unwrap();
-    let mut taken = Vec::new();
-    while taken.len() < 3 {
-        taken.extend(b.engine.poll().unwrap());
-    }
-    let region = Arc::clone(&b.rows);
-    let moved = b.engine.transfer(JobKind::Load, keys([1]), &[(region, 5)], || false).unwrap();
-    assert!(moved.is_success());
-}
-
-#[test]
 fn events_that_nobody_wants_are_not_kept() {
     let b = Bench::new(EngineConfig { events: false, ..EngineConfig::default() });
     assert!(b.run(JobKind::Store, 1, &[1], &[0]).is_success());
@@ -806,6 +779,7 @@ fn rows_are_free_after_shutdown() {
 enum Step {
     Job { store: bool, blocks: Vec<(u64, Option<Act>)> },
     Lookup { n: u64, request: u64 },
+    End,
     Poll,
     Release { request: u64 },
     Forget,
@@ -827,6 +801,7 @@ fn step() -> impl Strategy<Value = Step> {
         8 => (any::<bool>(), prop::collection::btree_map(0..12_u64, act, 0..6))
             .prop_map(|(store, blocks)| Step::Job { store, blocks: blocks.into_iter().collect() }),
         6 => (0..12_u64, 0..3_u64).prop_map(|(n, request)| Step::Lookup { n, request }),
+        3 => Just(Step::End),
         3 => Just(Step::Poll),
         1 => (0..3_u64).prop_map(|request| Step::Release { request }),
         1 => Just(Step::Forget),
@@ -841,8 +816,8 @@ proptest! {
     /// Whatever is submitted, and whatever the store does: one result per job, each row filled with its key's bytes
     /// exactly where success is reported, and no row touched once its job's result is out.
     #[test]
-    fn every_job_has_one_true_result(steps in prop::collection::vec(step(), 1..40)) {
-        let b = Bench::new(soon(30));
+    fn every_job_has_one_true_result(stepwise: bool, steps in prop::collection::vec(step(), 1..40)) {
+        let b = Bench::new(EngineConfig { stepwise, ..soon(30) });
         let mut open: HashMap<u64, (Vec<u64>, Vec<u32>, bool)> = HashMap::new();
         // Each job has rows of its own kind of mark; a row is reused (and marked) the moment its result is out.
         let mut free: Vec<u32> = (0..32).collect();
@@ -907,6 +882,7 @@ proptest! {
                     let answer = b.engine.lookup(&key(n), Some(RequestId(request)));
                     prop_assert_eq!(answer.is_err(), closed);
                 }
+                Step::End => b.engine.end_step().unwrap(),
                 Step::Poll => settle(&mut open, &mut free, &mut marks, &mut stored)?,
                 Step::Release { request } => b.engine.release(RequestId(request)).unwrap(),
                 Step::Forget => prop_assert_eq!(b.engine.forget().is_err(), closed),
