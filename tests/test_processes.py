@@ -189,7 +189,8 @@ class TestFork:
                     lambda: tier.lookup(KEYS[0]), lambda: tier.lookup(KEYS[0], "r"), lambda: tier.lookup_many(KEYS),
                     lambda: tier.submit_store(9999, KEYS[:1], [0]), lambda: tier.submit_load(9999, KEYS[:1], [0]),
                     tier.get_finished_jobs, tier.wait, tier.drain_jobs, tier.take_events, tier.stats, tier.fileno,
-                    tier.forget, tier.reset, tier.shutdown, lambda: tier.touch(KEYS), lambda: tier.release("r"),
+                    tier.forget, tier.reset, tier.shutdown, lambda: tier.touch(KEYS), lambda: tier.pin(KEYS),
+                    lambda: tier.unpin(KEYS), lambda: tier.release("r"),
                 ]
                 for call in calls:
                     try:

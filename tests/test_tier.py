@@ -530,6 +530,8 @@ class TestEnds:
             lambda: tier.submit_store(1, KEYS[:1], [0]),
             lambda: tier.submit_load(1, KEYS[:1], [0]),
             lambda: tier.touch(KEYS[:1]),
+            lambda: tier.pin(KEYS[:1]),
+            lambda: tier.unpin(KEYS[:1]),
             tier.reset,
             tier.forget,
         ]
@@ -637,6 +639,43 @@ class TestEnds:
         assert answer(tier, KEYS[0]) is Lookup.HIT
 
 
+class TestPins:
+    def test_harmless_everywhere(self, tier: kvtier.TierManager) -> None:
+        tier.submit_store(1, KEYS[:2], range(2))
+        finish(tier)
+        assert tier.pin(iter(KEYS[:3])) == [True, True, False]
+        assert tier.pin(KEYS[:1], until=time.time() + 60) == [True]
+        tier.unpin(KEYS)
+        tier.unpin([])
+        assert tier.pin([], None) == []
+        assert answer(tier, KEYS[0]) is Lookup.HIT
+
+    def test_they_keep_blocks_and_have_a_bound(self, open_tier: OpenTier, tmp_path: Path) -> None:
+        options = {"layout": "packed", "max_bytes": "4200KiB", "segment_bytes": "1MiB"}
+        rows = kvtier.HostRows(16, 60 << 10)
+        tier = open_tier(url=tmp_path, rows=rows, **options)
+
+        def store(numbers: range) -> None:
+            for n in numbers:
+                tier.submit_store(n, [make_key(1000 + n)], [n % 16])
+                assert tier.wait(n, timeout=60)
+            assert all(result.success for result in tier.get_finished_jobs())
+
+        keys = [make_key(1000 + n) for n in range(40)]
+        store(range(40))
+        refusal = r"2621440 bytes of pinned blocks, and half of the pool is 2150400 bytes"
+        with pytest.raises(kvtier.OverloadedError, match=refusal) as refused:
+            tier.pin(keys)
+        assert refused.value.kind == "capacity"
+        assert tier.pin(keys[:10]) == [True] * 10
+        tier.unpin(keys[:5])
+        store(range(100, 400))
+        assert [tier.lookup(key) for key in keys[:10]] == [Lookup.MISS] * 5 + [Lookup.HIT] * 5
+        dropped = {event.key for event in tier.take_events() if event.kind == "removed"}
+        assert dropped.isdisjoint(keys[5:10])
+        assert dropped.issuperset(keys[:5])
+
+
 class TestEventsAndStats:
     def test_events_name_blocks_and_reasons(self, faulty: kvtier.TierManager, faults: Faults) -> None:
         faulty.submit_store(1, KEYS[:2], [0, 1])
@@ -721,6 +760,10 @@ class TestRefusals:
             (lambda t: t.lookup(bytes(6)), "key has 6 bytes"),
             (lambda t: t.lookup_many([bytes(6)]), r"keys\[0\]: key has 6 bytes"),
             (lambda t: t.touch([None]), r"keys\[0\]: bytes are expected, this is NoneType None"),
+            (lambda t: t.pin("text"), r"keys\[0\]: bytes are expected, this is str 't'"),
+            (lambda t: t.unpin([bytes(6)]), r"keys\[0\]: key has 6 bytes"),
+            (lambda t: t.pin(KEYS, -1), r"until: None or seconds since 1970, as time.time\(\) gives them, .* not -1"),
+            (lambda t: t.pin(KEYS, float("inf")), "until: None or seconds since 1970"),
             (lambda t: t.wait(timeout=-1), "timeout: None or a number of seconds from 0 on"),
             (lambda t: t.wait(timeout=float("nan")), "timeout: None or a number of seconds from 0 on"),
         ],

@@ -842,6 +842,33 @@ class Tier:
     def touch(self, keys: Iterable[bytes]) -> None:
         """These blocks were used just now."""
 
+    def pin(self, keys: Iterable[bytes], until: float | None = None) -> list[bool]:
+        """Keeps blocks of a packed pool when this process makes room, however seldom they are used.
+
+        A pin is this process's own and ends with `unpin`, with the time, with `reset` (whoever resets), and when the
+        process has closed the namespace. Another process that shares the pool doesn't know of it. Pinning a pinned block
+        again gives it the new `until`. Where blocks lie in files, memory or a bucket none is ever dropped for room: there
+        a pin has nothing to do.
+
+        Args:
+            keys: The blocks' keys.
+            until: When the pin ends, in seconds since 1970, as `time.time()` gives them; a time that has passed pins
+                nothing. None for a pin without an end.
+
+        Returns:
+            For each key, whether its block is known to be here, and so is pinned now. False pins nothing: ask again when
+            the block was stored.
+
+        Raises:
+            OverloadedError: With kind "capacity", when the blocks that this process has pinned, in all of its tiers there,
+                would take more than half of the pool's `max_bytes` (of what the pool takes, if it has no cap). Nothing was
+                pinned then.
+            InvalidInputError: A key or `until` is wrong.
+        """
+
+    def unpin(self, keys: Iterable[bytes]) -> None:
+        """Takes pins back. Keys that are not pinned are left alone."""
+
     def take_events(self) -> list[Event]:
         """What has happened to blocks since the last call, in order."""
 

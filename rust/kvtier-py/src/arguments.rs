@@ -1,6 +1,6 @@
 //! Arguments of calls: keys, row numbers, job numbers, times, options.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use kvtier::config::{OptionValue, TierConfig};
 use kvtier::layout::BlockKey;
@@ -93,6 +93,17 @@ pub(crate) fn timeout_of(seconds: Option<f64>) -> Result<Option<Duration>> {
             Failure::invalid_input(format!("timeout: None or a number of seconds from 0 on is expected, not {seconds}"))
         }),
     }
+}
+
+/// A moment in seconds since 1970, as `time.time()` gives them; `None` never comes.
+pub(crate) fn moment_of(name: &str, seconds: Option<f64>) -> Result<Option<SystemTime>> {
+    let Some(seconds) = seconds else { return Ok(None) };
+    let moment = Duration::try_from_secs_f64(seconds).ok().and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since));
+    moment.map(Some).ok_or_else(|| {
+        Failure::invalid_input(format!(
+            "{name}: None or seconds since 1970, as time.time() gives them, are expected, not {seconds}"
+        ))
+    })
 }
 
 /// The options of a tier; one error lists everything that is wrong with them.

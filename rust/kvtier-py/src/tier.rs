@@ -12,7 +12,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
 
-use crate::arguments::{JobId, config_of, key_of, keys_of, row_ids_of, timeout_of};
+use crate::arguments::{JobId, config_of, key_of, keys_of, moment_of, row_ids_of, timeout_of};
 use crate::errands::{self, RunOnDrop};
 use crate::errors::{Result, guarded};
 use crate::faults::Faults;
@@ -186,6 +186,25 @@ impl Tier {
         guarded(|| {
             let keys = keys_of(keys)?;
             Ok(self.engine.touch(&keys)?)
+        })
+    }
+
+    /// Keeps blocks when room is made, until a moment (seconds since 1970) or for good; says for each whether it is here.
+    #[pyo3(signature = (keys, until=None))]
+    fn pin(&self, keys: &Bound<'_, PyAny>, until: Option<f64>) -> Result<Vec<bool>> {
+        attend(keys.py())?;
+        guarded(|| {
+            let keys = keys_of(keys)?;
+            Ok(self.engine.pin(&keys, moment_of("until", until)?)?)
+        })
+    }
+
+    /// These blocks may be dropped again.
+    fn unpin(&self, keys: &Bound<'_, PyAny>) -> Result<()> {
+        attend(keys.py())?;
+        guarded(|| {
+            let keys = keys_of(keys)?;
+            Ok(self.engine.unpin(&keys)?)
         })
     }
 

@@ -30,7 +30,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 pub use self::job::{JobKind, JobResult};
 pub use self::open::warm_up;
@@ -471,6 +471,32 @@ impl Engine {
         self.check()?;
         if let Some(ResidencyHandle(residency)) = &self.shared.residency {
             residency.touch(keys);
+        }
+        Ok(())
+    }
+
+    /// Keeps blocks from being dropped for want of room by this process, until a moment or for good. Says for each whether
+    /// it is known to be here, and so pinned. A store that drops no blocks has nothing to keep.
+    ///
+    /// # Errors
+    /// `Capacity` when the store does not promise so much: nothing was pinned then. `Forked`, `Shutdown`.
+    pub fn pin(&self, keys: &[BlockKey], until: Option<SystemTime>) -> Result<Vec<bool>> {
+        self.check()?;
+        if let Some(ResidencyHandle(residency)) = &self.shared.residency {
+            return residency.pin(keys, until);
+        }
+        let index = self.shared.index.lock();
+        Ok(keys.iter().map(|key| index.location(key).is_some()).collect())
+    }
+
+    /// These blocks may be dropped again; keys that are not pinned are left alone.
+    ///
+    /// # Errors
+    /// `Forked`, `Shutdown`.
+    pub fn unpin(&self, keys: &[BlockKey]) -> Result<()> {
+        self.check()?;
+        if let Some(ResidencyHandle(residency)) = &self.shared.residency {
+            residency.unpin(keys);
         }
         Ok(())
     }

@@ -5,7 +5,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use super::{BlockStore, Done, Known, Loaded, Location, OnDropped, Probed, Residency, StoreInfo, Stored};
 use crate::buffer::RowLease;
@@ -291,6 +291,14 @@ impl Residency for FaultyResidency {
 
     fn touch(&self, keys: &[BlockKey]) {
         self.inner.touch(keys);
+    }
+
+    fn pin(&self, keys: &[BlockKey], until: Option<SystemTime>) -> Result<Vec<bool>> {
+        self.inner.pin(keys, until)
+    }
+
+    fn unpin(&self, keys: &[BlockKey]) {
+        self.inner.unpin(keys);
     }
 }
 

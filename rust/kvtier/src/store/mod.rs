@@ -13,7 +13,7 @@ pub mod url;
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use crate::buffer::RowLease;
 use crate::error::{Error, ErrorKind, Result};
@@ -75,6 +75,16 @@ pub trait Residency: Send + Sync {
 
     /// These blocks were used just now.
     fn touch(&self, keys: &[BlockKey]);
+
+    /// The blocks that are here are not dropped for want of room by this process, until a moment or for good; says for each
+    /// whether it is pinned.
+    ///
+    /// # Errors
+    /// `Capacity` when the store does not promise so much; nothing is pinned then.
+    fn pin(&self, keys: &[BlockKey], until: Option<SystemTime>) -> Result<Vec<bool>>;
+
+    /// These blocks may be dropped again.
+    fn unpin(&self, keys: &[BlockKey]);
 }
 
 /// What a store tells about blocks that it has dropped for want of room.

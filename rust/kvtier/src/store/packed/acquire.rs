@@ -5,9 +5,9 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, unlinkat};
 use rustix::io::{Errno, pread};
 
-use super::catalogue::{NamespaceId, Spot};
+use super::catalogue::{NamespaceId, Spot, View};
 use super::format::{Entry, Geometry, Header, KeyName, Page, SlotState, TablePage};
-use super::own::{Claim, OwnSegment};
+use super::own::{Claim, OwnSegment, SlotTicket};
 use super::policy::Heat;
 use super::pool::Pool;
 use super::segment::{self, SegmentFile};
@@ -39,16 +39,7 @@ impl Pool {
     /// # Errors
     /// What making or reading segments fails with.
     pub(super) fn acquire(&self, namespace: NamespaceId) -> Result<Option<Arc<OwnSegment>>> {
-        let purpose = {
-            let state = self.state.lock();
-            let known = &state.catalogue.namespaces[namespace];
-            Purpose {
-                namespace: known.name.clone(),
-                identity: known.identity,
-                epoch: known.epoch,
-                geometry: known.geometry,
-            }
-        };
+        let purpose = self.purpose_of(namespace);
         if let Some(own) = self.adopt_any(namespace)? {
             return Ok(Some(own));
         }
@@ -70,6 +61,17 @@ impl Pool {
             }
         }
         Ok(None)
+    }
+
+    fn purpose_of(&self, namespace: NamespaceId) -> Purpose {
+        let state = self.state.lock();
+        let known = &state.catalogue.namespaces[namespace];
+        Purpose {
+            namespace: known.name.clone(),
+            identity: known.identity,
+            epoch: known.epoch,
+            geometry: known.geometry,
+        }
     }
 
     /// Goes on with a segment of the namespace that has room and no owner: one whose owner was closed, or is dead. Its lock
@@ -230,25 +232,105 @@ impl Pool {
     /// just now.
     fn reclaim(&self, id: u32, namespace: NamespaceId, purpose: &Purpose) -> Result<Option<Arc<OwnSegment>>> {
         let Some(emptied) = self.empty(id, Some(namespace))? else { return Ok(None) };
-        let Emptied { claim, header, kept, dropped, from } = emptied;
-        let own = self.begin(claim, purpose, header.generation + 1)?;
+        let (from, mut dropped) = (emptied.from, emptied.dropped);
+        let own = if from == Some(namespace) {
+            let own = self.begin_anew(emptied.claim, purpose, &emptied.header)?;
+            dropped.extend(self.keep(namespace, emptied.kept, std::iter::from_fn(|| own.take_slot())));
+            own
+        } else {
+            if let Some(from) = from {
+                dropped.extend(self.keep(from, emptied.kept, emptied.elsewhere.into_iter()));
+            }
+            self.begin_anew(emptied.claim, purpose, &emptied.header)?
+        };
+        self.tell_dropped(from, &dropped);
+        Ok(Some(own))
+    }
+
+    /// Begins the next generation of a segment. Where that can't be written, its blocks are there still.
+    fn begin_anew(&self, claim: Claim, purpose: &Purpose, header: &Header) -> Result<Arc<OwnSegment>> {
+        let begun = self.begin(claim, purpose, header.generation + 1);
+        if begun.is_err() {
+            self.refresh(header.segment);
+        }
+        begun
+    }
+
+    /// Writes blocks of a namespace again, into these slots; returns the keys of those that could not be.
+    fn keep(
+        &self,
+        namespace: NamespaceId,
+        kept: Vec<Kept>,
+        mut slots: impl Iterator<Item = SlotTicket>,
+    ) -> Vec<BlockKey> {
         let mut lost = Vec::new();
         for kept in kept {
             let key = kept.trailer.key;
-            if self.write_again(&own, namespace, kept).is_err() {
+            if slots.next().is_none_or(|slot| self.write_again(slot, namespace, kept).is_err()) {
                 lost.push(key);
             }
         }
-        self.tell_dropped(from, &dropped);
-        self.tell_dropped(from, &lost);
-        Ok(Some(own))
+        lost
+    }
+
+    /// Slots in other segments for the pinned blocks of one that is taken from their namespace; `None` when there are not
+    /// enough.
+    fn room_elsewhere(&self, id: u32, into: Option<NamespaceId>) -> Result<Option<Vec<SlotTicket>>> {
+        let mut slots = Vec::new();
+        let (from, wanted) = {
+            let mut state = self.state.lock();
+            state.catalogue.end_pins(now_ns());
+            match state.catalogue.view(id) {
+                Some(View { namespace: Some(from), pinned, .. }) if Some(*from) != into => (*from, pinned.len()),
+                _ => return Ok(Some(slots)),
+            }
+        };
+        let fill = |slots: &mut Vec<SlotTicket>| {
+            let mut state = self.state.lock();
+            let station = &mut state.stations[from];
+            slots.extend(std::iter::from_fn(|| station.take_slot().0).take(wanted - slots.len()));
+            slots.len() == wanted
+        };
+        while !fill(&mut slots) {
+            let Some(own) = self.another_own(from, id)? else { return Ok(None) };
+            let mut state = self.state.lock();
+            if state.catalogue.namespaces[from].epoch != own.header.epoch {
+                return Ok(None);
+            }
+            state.stations[from].active = Some(own);
+        }
+        Ok(Some(slots))
+    }
+
+    /// One more segment for a namespace: of its own ones, but not `except`.
+    fn another_own(&self, namespace: NamespaceId, except: u32) -> Result<Option<Arc<OwnSegment>>> {
+        if let Some(own) = self.adopt_any(namespace)? {
+            return Ok(Some(own));
+        }
+        let purpose = self.purpose_of(namespace);
+        for id in self.by_rank().into_iter().filter(|id| *id != except) {
+            let is_own = self.state.lock().catalogue.view(id).is_some_and(|view| view.namespace == Some(namespace));
+            if is_own && let Some(own) = self.reclaim(id, namespace, &purpose)? {
+                return Ok(Some(own));
+            }
+        }
+        Ok(None)
     }
 
     /// Takes a segment away, and gives its room back to the file system; false when it can't be had just now.
     pub(super) fn discard(&self, id: u32) -> Result<bool> {
-        let Some(Emptied { claim, header, dropped, from, .. }) = self.empty(id, None)? else { return Ok(false) };
+        let Some(emptied) = self.empty(id, None)? else { return Ok(false) };
+        let Emptied { claim, header, kept, elsewhere, mut dropped, from } = emptied;
+        if let Some(from) = from {
+            dropped.extend(self.keep(from, kept, elsewhere.into_iter()));
+        }
         // Those who have it open shall see that nothing in it counts any more.
-        claim.file.write_header(&Header { generation: header.generation + 1, namespace: String::new(), ..header })?;
+        let next = Header { generation: header.generation + 1, namespace: String::new(), ..header };
+        if let Err(error) = claim.file.write_header(&next) {
+            drop(claim);
+            self.refresh(id);
+            return Err(error);
+        }
         self.hints.note(id);
         claim.file.punch();
         unlinkat(self.dir(), segment::name_of(id), AtFlags::empty())
@@ -260,6 +342,7 @@ impl Pool {
 
     /// Claims a segment, and makes its blocks unknown here. Nothing on storage has changed yet.
     fn empty(&self, id: u32, into: Option<NamespaceId>) -> Result<Option<Emptied>> {
+        let Some(elsewhere) = self.room_elsewhere(id, into)? else { return Ok(None) };
         let Some(claim) = self.claim(id)? else { return Ok(None) };
         let header = match claim.file.header(self.superblock().pool) {
             Ok(header) => header,
@@ -268,7 +351,7 @@ impl Pool {
         };
         let geometry = self.geometry_of(&header)?;
         let pages = Self::read_table(&claim.file, &header, geometry)?;
-        let (from, hot) = {
+        let (from, stay) = {
             let mut state = self.state.lock();
             let Some(view) = state.catalogue.view(id) else { return Ok(None) };
             if view.is_held() || view.header.generation != header.generation {
@@ -278,16 +361,21 @@ impl Pool {
                 return Ok(None);
             }
             let from = view.namespace;
-            let hot = if from.is_some() && from == into { view.hot_slots(&*self.policy) } else { Vec::new() };
+            let is_same = from.is_some() && from == into;
+            let stay = if is_same { view.kept_slots(&*self.policy) } else { view.pinned_slots() };
+            // More were pinned meanwhile.
+            if !is_same && stay.len() > elsewhere.len() {
+                return Ok(None);
+            }
             state.catalogue.drop_view(id);
-            (from, hot)
+            (from, stay)
         };
         let scratch = ScratchPool::new(geometry.slot_bytes as usize, 0);
         let read = |(slot, heat): (u32, Heat)| {
             let block = read_block(&claim.file, &header, geometry, slot, &scratch).ok()?;
             Some(Kept { trailer: block.0, heat, block: block.1 })
         };
-        let kept: Vec<_> = hot.into_iter().filter_map(read).collect();
+        let kept: Vec<_> = stay.into_iter().filter_map(read).collect();
         let stay: Set<_> = kept.iter().map(|kept| kept.trailer.key).collect();
         let is_dropped = |key: &BlockKey| !stay.contains(key);
         let blocks = pages.iter().flatten().flat_map(|page| page.entries.iter().flatten());
@@ -296,13 +384,13 @@ impl Pool {
             .filter_map(|entry| entry.name.key())
             .filter(is_dropped)
             .collect();
-        Ok(Some(Emptied { claim, header, kept, dropped, from }))
+        Ok(Some(Emptied { claim, header, kept, elsewhere, dropped, from }))
     }
 
-    /// Writes a block that lay in the segment's last generation into this one.
-    fn write_again(&self, own: &Arc<OwnSegment>, namespace: NamespaceId, kept: Kept) -> Result<()> {
+    /// Writes a block that lay in a segment's last generation into a slot of the present one, or of another segment.
+    fn write_again(&self, slot: SlotTicket, namespace: NamespaceId, kept: Kept) -> Result<()> {
         let Kept { trailer, heat, mut block } = kept;
-        let slot = own.take_slot().ok_or_else(|| Error::new(ErrorKind::Capacity, "the segment is full"))?;
+        let own = Arc::clone(&slot.own);
         let trailer = Trailer { placement: own.header.generation, ..trailer };
         let bytes = own.geometry.slot_bytes as usize;
         if let Some(page) = block[..bytes].last_chunk_mut::<PAGE>() {
@@ -334,7 +422,10 @@ impl Pool {
 struct Emptied {
     claim: Claim,
     header: Header,
+    /// Blocks that stay, in memory meanwhile.
     kept: Vec<Kept>,
+    /// Slots for them, where the segment is taken from their namespace.
+    elsewhere: Vec<SlotTicket>,
     dropped: Vec<BlockKey>,
     from: Option<NamespaceId>,
 }

@@ -11,9 +11,10 @@ use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 
 use super::format::{Geometry, Header, KeyName, SlotState, TablePage};
+use super::pins::Pins;
 use super::policy::{Candidate, HOTTEST, Heat, Policy};
 use super::segment::SegmentFile;
-use crate::index::Map;
+use crate::index::{Map, Set};
 use crate::layout::BlockKey;
 use crate::store::Location;
 
@@ -77,6 +78,8 @@ pub(super) struct View {
     sequences: Vec<u64>,
     damaged: Vec<bool>,
     blocks: u32,
+    /// Slots of pinned blocks.
+    pub(super) pinned: Set<u32>,
     /// When it was last used, in seconds since 1970, by this process or another one.
     pub(super) used: u64,
     /// When this process last told the others of its use.
@@ -93,6 +96,7 @@ pub(super) struct Namespace {
     pub(super) epoch: u64,
     pub(super) geometry: Geometry,
     pub(super) payload_bytes: u64,
+    pub(super) pins: Pins,
     index: HashTable<Spot>,
     damaged_pages: usize,
 }
@@ -117,6 +121,7 @@ impl View {
             sequences: Vec::new(),
             damaged: Vec::new(),
             blocks: 0,
+            pinned: Set::default(),
             used,
             noted: used,
             loading: Arc::default(),
@@ -138,18 +143,33 @@ impl View {
         self.states.contains(&FREE)
     }
 
-    /// Slots of the blocks worth keeping, the hottest first.
-    pub(super) fn hot_slots(&self, policy: &dyn Policy) -> Vec<(u32, Heat)> {
-        let found = |i: usize| self.states.get(i) == Some(&BLOCK);
-        let mut hot: Vec<_> = (0..self.heat.len())
-            .filter(|i| found(*i) && policy.keeps(self.heat[*i]))
-            .map(|i| (i as u32, self.heat[i]))
+    /// Slots of the pinned blocks.
+    pub(super) fn pinned_slots(&self) -> Vec<(u32, Heat)> {
+        let mut pinned: Vec<_> = self.pinned.iter().map(|slot| (*slot, self.heat_of(*slot))).collect();
+        pinned.sort_unstable();
+        pinned
+    }
+
+    /// Slots of the blocks worth keeping: the pinned ones, then, as far as the policy's share allows, the hottest.
+    pub(super) fn kept_slots(&self, policy: &dyn Policy) -> Vec<(u32, Heat)> {
+        let mut kept = self.pinned_slots();
+        let found = |slot: &u32| self.states.get(*slot as usize) == Some(&BLOCK) && !self.pinned.contains(slot);
+        let mut hot: Vec<_> = (0..self.heat.len() as u32)
+            .filter(found)
+            .map(|slot| (slot, self.heat_of(slot)))
+            .filter(|(_, heat)| policy.keeps(*heat))
             .collect();
         hot.sort_by_key(|(slot, heat)| (u8::MAX - heat, *slot));
         // They are all in memory at the same time.
         let most = (self.geometry.slots as usize * policy.most_kept() as usize).div_ceil(100);
-        hot.truncate(most.min((MOST_KEPT_BYTES / self.geometry.slot_bytes) as usize));
-        hot
+        let most = most.min((MOST_KEPT_BYTES / self.geometry.slot_bytes) as usize);
+        hot.truncate(most.saturating_sub(kept.len()));
+        kept.extend(hot);
+        kept
+    }
+
+    fn heat_of(&self, slot: u32) -> Heat {
+        self.heat.get(slot as usize).copied().unwrap_or_default()
     }
 
     /// How it looks to a policy.
@@ -162,7 +182,8 @@ impl View {
 
 impl Namespace {
     pub(super) fn new(name: String, identity: [u8; 32], epoch: u64, geometry: Geometry, payload_bytes: u64) -> Self {
-        Self { name, identity, epoch, geometry, payload_bytes, index: HashTable::new(), damaged_pages: 0 }
+        let (pins, index) = (Pins::default(), HashTable::new());
+        Self { name, identity, epoch, geometry, payload_bytes, pins, index, damaged_pages: 0 }
     }
 
     pub(super) fn blocks(&self) -> usize {
@@ -193,6 +214,13 @@ impl Catalogue {
     pub(super) fn find(&self, namespace: NamespaceId, name: Name) -> Option<Spot> {
         let index = &self.namespaces.get(namespace)?.index;
         index.find(hash_of(name), |spot| name_at(&self.segments, *spot) == Some(name)).copied()
+    }
+
+    /// All places where blocks of that name lie: two processes may have stored the same one.
+    pub(super) fn places_of(&self, namespace: NamespaceId, name: Name) -> Vec<Spot> {
+        let Some(known) = self.namespaces.get(namespace) else { return Vec::new() };
+        let has_name = |spot: &&Spot| name_at(&self.segments, **spot) == Some(name);
+        known.index.iter_hash(hash_of(name)).filter(has_name).copied().collect()
     }
 
     /// The segment's view, if it has one.
@@ -303,6 +331,9 @@ impl Catalogue {
         view.states[slot] = BLOCK;
         view.blocks += 1;
         let Some(namespace) = self.namespaces.get_mut(namespace) else { return };
+        if namespace.pins.contains(name) {
+            view.pinned.insert(place.slot);
+        }
         let segments = &self.segments;
         namespace.index.insert_unique(hash_of(name), place, |spot| name_at(segments, *spot).map_or(0, hash_of));
     }
@@ -317,6 +348,7 @@ impl Catalogue {
         if let Some(state) = view.states.get_mut(slot) {
             *state = HIDDEN;
         }
+        view.pinned.remove(&place.slot);
         if was_there {
             view.blocks -= 1;
             let name = view.names[slot];
@@ -355,6 +387,7 @@ impl Catalogue {
     pub(super) fn set_epoch(&mut self, namespace: NamespaceId, epoch: u64) {
         let Some(known) = self.namespaces.get_mut(namespace) else { return };
         known.epoch = epoch;
+        known.pins = Pins::default();
         known.index = HashTable::new();
         known.damaged_pages = 0;
         let views = self.segments.values_mut().filter_map(|segment| segment.view.as_mut());

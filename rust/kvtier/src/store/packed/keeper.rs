@@ -11,7 +11,7 @@ use rustix::fs::fstatvfs;
 
 use super::catalogue::NamespaceId;
 use super::pool::{Pool, State, Station};
-use super::site::now_s;
+use super::site::{now_ns, now_s};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::Probed;
 use crate::sync::Mutex;
@@ -327,20 +327,26 @@ impl Pool {
     /// Segments that could be reclaimed, those of least worth first.
     pub(super) fn by_rank(&self) -> Vec<u32> {
         self.follow_uses();
-        let state = self.state.lock();
+        let mut state = self.state.lock();
+        state.catalogue.end_pins(now_ns());
         let mut ranked: Vec<_> = (state.catalogue.segments.iter())
             .filter(|(_, segment)| !segment.busy.load(std::sync::atomic::Ordering::Acquire))
             .filter_map(|(id, segment)| {
                 let view = segment.view.as_ref().filter(|view| !view.is_held())?;
+                // Where all blocks are pinned, none of the room can be had; where most are, little.
+                let (pinned, slots) = (view.pinned.len(), view.geometry.slots as usize);
+                if pinned >= slots {
+                    return None;
+                }
                 // Of an earlier epoch than its namespace: nobody will ever find anything in it.
                 let worthless = view.namespace.is_none()
                     && state.catalogue.namespaces.iter().any(|n| n.name == view.header.namespace);
                 let rank = if worthless { 0 } else { self.policy.rank(&view.candidate(&*self.policy)) };
-                Some((rank, view.header.born_unix_ns, *id))
+                Some((2 * pinned > slots, rank, view.header.born_unix_ns, *id))
             })
             .collect();
         ranked.sort_unstable();
-        ranked.into_iter().map(|(_, _, id)| id).collect()
+        ranked.into_iter().map(|(.., id)| id).collect()
     }
 
     /// Learns which segments other processes have used.

@@ -18,6 +18,7 @@
 //! | `format` | superblock, header, table, record: bytes (pure) |
 //! | `catalogue` | which blocks lie where, in memory (pure) |
 //! | `policy` | which segment is reclaimed next (pure) |
+//! | `pins` | which blocks stay then, whatever the policy says (pure) |
 //! | `site`, `registry` | finding and making a pool; one object for it per process |
 //! | `segment`, `own` | a segment's file and lock; its slots and table, for its owner |
 //! | `pool`, `keeper`, `acquire` | what the tiers of a process share, and the thread that keeps it going |
@@ -33,6 +34,7 @@ pub mod format;
 mod hints;
 mod keeper;
 mod own;
+mod pins;
 pub mod policy;
 mod pool;
 mod read;
@@ -45,7 +47,7 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 pub use check::{Census, SegmentCensus, check};
 pub use site::{Bounds, Holds};
@@ -253,6 +255,22 @@ impl Residency for Packed {
                 catalogue.warm(spot, now);
             }
         }
+    }
+
+    fn pin(&self, keys: &[BlockKey], until: Option<SystemTime>) -> Result<Vec<bool>> {
+        let (pool, until) = (self.pool(), until.map_or(pins::NEVER, site::ns_of));
+        let superblock = pool.superblock();
+        let catalogue = &mut pool.state.lock().catalogue;
+        let bytes = match superblock.max_bytes {
+            0 => catalogue.segments.len() as u64 * superblock.segment_bytes,
+            cap => cap,
+        };
+        let pinned = catalogue.pin(self.namespace, keys, until, site::now_ns(), bytes / 2);
+        pinned.map_err(|e| e.with("root", pool.site.path.display()))
+    }
+
+    fn unpin(&self, keys: &[BlockKey]) {
+        self.pool().state.lock().catalogue.unpin(self.namespace, keys);
     }
 }
 

@@ -8,7 +8,7 @@ use rustix::fs::fstat;
 use super::catalogue::NamespaceId;
 use super::keeper::Keeper;
 use super::policy::SecondChance;
-use super::pool::{Pool, Station, mode_of};
+use super::pool::{Pool, State, Station, mode_of};
 use super::segment::Access;
 use super::site::Locked;
 use super::{Bounds, PackedConfig};
@@ -139,10 +139,12 @@ impl Shared {
     pub(super) fn leave(&self, namespace: NamespaceId) {
         let given_up = {
             let mut state = self.pool.state.lock();
-            let station = &mut state.stations[namespace];
+            let State { catalogue, stations, .. } = &mut *state;
+            let station = &mut stations[namespace];
             station.users = station.users.saturating_sub(1);
             let last = station.users == 0;
             last.then(|| {
+                catalogue.unpin_all(namespace);
                 let record = station.record.clone();
                 std::mem::replace(station, Station { record, ..Station::default() })
             })

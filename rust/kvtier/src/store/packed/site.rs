@@ -5,7 +5,7 @@
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{FlockOperation, Mode, OFlags, fdatasync, flock, fsync, mkdirat, openat, renameat};
 use rustix::io::{Errno, pread};
@@ -415,7 +415,12 @@ pub(super) fn random() -> [u8; 16] {
 
 /// Nanoseconds since 1970.
 pub(super) fn now_ns() -> u64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    ns_of(SystemTime::now())
+}
+
+/// A moment in nanoseconds since 1970.
+pub(super) fn ns_of(moment: SystemTime) -> u64 {
+    let since = moment.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
