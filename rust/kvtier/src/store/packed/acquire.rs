@@ -430,8 +430,8 @@ struct Emptied {
     from: Option<NamespaceId>,
 }
 
-/// Reads a whole block of a segment that is locked, and verifies it as far as that can be done without being asked for it.
-fn read_block(
+/// Reads a whole block of a segment, and verifies it as far as that can be done without being asked for it.
+pub(super) fn read_block(
     file: &SegmentFile,
     header: &Header,
     geometry: Geometry,

@@ -4,6 +4,7 @@
 //! <root>/<model>_<digest>/config.json      the identity, as in the layout `files`
 //! <root>/kvtier-pool/super                 what holds for the whole pool
 //! <root>/kvtier-pool/changes               which segments have changed lately; a hint
+//! <root>/kvtier-pool/checked           for which boot all blocks were read and found good
 //! <root>/kvtier-pool/<digest>.ns           a namespace's epoch: a reset counts it up
 //! <root>/kvtier-pool/<number>.seg          a segment: header, table, slots
 //! ```
@@ -23,6 +24,7 @@
 //! | `segment`, `own` | a segment's file and lock; its slots and table, for its owner |
 //! | `pool`, `keeper`, `acquire` | what the tiers of a process share, and the thread that keeps it going |
 //! | `read`, `write` | one block |
+//! | `scrub` | after a boot: what was stored before it |
 //! | `check` | going over a whole pool |
 //!
 //! What the bytes mean is written down in `docs/format.md`.
@@ -39,6 +41,7 @@ pub mod policy;
 mod pool;
 mod read;
 mod registry;
+mod scrub;
 mod segment;
 mod site;
 mod write;
@@ -54,6 +57,7 @@ pub use site::{Bounds, Holds};
 
 use self::catalogue::NamespaceId;
 use self::pool::Pool;
+use self::scrub::Scrub;
 use super::{BlockStore, Done, Known, Loaded, Location, OnDropped, Probed, Residency, StoreInfo, Stored, files};
 use crate::buffer::{RowLease, ScratchPool};
 use crate::config::{self, Durability};
@@ -163,6 +167,12 @@ impl PackedStore {
         let name = namespace.blocks_dir();
         let id = pool.open_namespace(name, *namespace.sha256(), payload_bytes, slot_bytes);
         let id = id.map_err(|e| e.with("root", root.display()))?;
+        if config.verify == Verify::Never
+            && let Err(error) = Scrub::start(pool.pool())
+        {
+            pool.leave(id);
+            return Err(error);
+        }
         let depth = io.depth();
         let packed = Packed {
             namespace: id,

@@ -16,6 +16,7 @@ use super::format::{Geometry, Header, NamespaceRecord, Superblock, TablePage};
 use super::hints::Hints;
 use super::own::{Claim, OwnSegment, SlotTicket};
 use super::policy::Policy;
+use super::scrub::Scrub;
 use super::segment::{Access, SegmentFile};
 use super::site::{self, Site};
 use crate::buffer::LeaseWatch;
@@ -43,9 +44,10 @@ pub(super) struct Pool {
     pub(super) state: Mutex<State>,
     /// Something waits for the keeper.
     pub(super) wake: Condvar,
-    /// What a forked child has to let go of: locks on segments, by their descriptions.
+    /// What a forked child has to let go of: locks, by their descriptions.
     locked: Mutex<Vec<Arc<File>>>,
     pub(super) failed_work: Recurring,
+    pub(super) scrub: Scrub,
     /// What the hints said when they were last followed.
     followed: Mutex<Vec<u64>>,
 }
@@ -92,6 +94,7 @@ impl Pool {
     /// A pool at `site`, of which nothing is known yet.
     pub(super) fn new(site: Site, access: Access, direct: DirectIo, policy: Box<dyn Policy>) -> Self {
         let hints = Hints::open(&site.dir, access.read_only, access.mode);
+        let scrub = Scrub::look(&site, access.read_only, access.mode);
         Self {
             home: Home::here(),
             access,
@@ -103,6 +106,7 @@ impl Pool {
             wake: Condvar::new(),
             locked: Mutex::default(),
             failed_work: Recurring::default(),
+            scrub,
             followed: Mutex::default(),
             site,
         }
@@ -506,7 +510,7 @@ impl Pool {
             }
             return Ok(None);
         };
-        self.remember_lock(&claim.file);
+        self.remember_lock(&claim.file.data);
         Ok(Some(claim))
     }
 
@@ -520,12 +524,12 @@ impl Pool {
         }
     }
 
-    pub(super) fn remember_lock(&self, file: &Arc<SegmentFile>) {
+    pub(super) fn remember_lock(&self, file: &Arc<File>) {
         let mut locked = self.locked.lock();
         // Those that are open nowhere else are not locked any more.
         locked.retain(|known| Arc::strong_count(known) > 1);
-        if !locked.iter().any(|known| Arc::ptr_eq(known, &file.data)) {
-            locked.push(Arc::clone(&file.data));
+        if !locked.iter().any(|known| Arc::ptr_eq(known, file)) {
+            locked.push(Arc::clone(file));
         }
     }
 

@@ -133,7 +133,7 @@ impl Load {
     /// Verifies what was read, and fills the row if that was not the transfer's target.
     fn verify(&self, place: &Place, ended: Transferred, row: Option<RowLease>) -> Result<Outcome> {
         let config = &self.packed.config;
-        let (format, verify) = (&config.format, config.verify);
+        let (format, verify) = (&config.format, self.packed.pool().scrub.verify(config.verify));
         ended.result.map_err(|e| Error::from_io("reading the block", e))?;
         let complete = format.check_length(ended.memory.done_bytes() as u64);
         let check = |payload: &mut dyn Iterator<Item = &[u8]>, tail: &[u8]| {

@@ -164,6 +164,7 @@ impl Shared {
         };
         if last {
             self.keeper.stop(&self.pool);
+            self.pool.scrub.stop();
             self.pool.close();
         }
     }

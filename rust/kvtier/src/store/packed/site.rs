@@ -23,6 +23,8 @@ const SUPERBLOCK: &str = "super";
 const NEW_SUPERBLOCK: &str = "super.new";
 /// Which segments have changed lately; see [`super::hints`].
 pub(super) const HINTS: &str = "changes";
+/// For which boot all blocks were compared with their checksums; see [`super::scrub`].
+pub(super) const CHECKED: &str = "checked";
 /// End of the name of a namespace's record.
 pub(super) const RECORD: &str = ".ns";
 
