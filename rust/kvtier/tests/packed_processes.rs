@@ -12,6 +12,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use kvtier::buffer::HostRows;
@@ -33,6 +34,7 @@ const ROLES: &[Role] = &[
     ("load what can be found", load_many),
     ("fill the disk", fill_the_disk),
     ("store one and say so", store_one),
+    ("store, load and count", store_load_and_count),
 ];
 
 const ROLE: &str = "KVTIER_TEST_ROLE";
@@ -40,6 +42,10 @@ const ROOT: &str = "KVTIER_TEST_ROOT";
 const FIRST: &str = "KVTIER_TEST_FIRST";
 const BLOCKS: &str = "KVTIER_TEST_BLOCKS";
 const SEGMENTS: &str = "KVTIER_TEST_SEGMENTS";
+/// Loads of each of two readers while others reclaim: more by hand.
+const LOADS: &str = "KVTIER_TEST_LOADS";
+/// How long one of eight processes is stopped: longer by hand.
+const STOPPED: &str = "KVTIER_TEST_STOPPED_SECONDS";
 
 /// Does nothing in a run of the tests; is the main function of the other processes.
 #[test]
@@ -138,7 +144,7 @@ fn load_many(root: &Path) {
     let (first, blocks) = (number(FIRST, 0), number(BLOCKS, 10_000));
     let mut loaded = 0;
     let mut n = 0;
-    let give_up = Instant::now() + Duration::from_secs(100);
+    let give_up = Instant::now() + Duration::from_secs(100 + blocks as u64 / 500);
     while loaded < blocks && Instant::now() < give_up {
         n += 1;
         let candidate = first + n * 7919 % 200_000;
@@ -171,14 +177,20 @@ fn kill(child: &mut Child) {
     child.wait().unwrap();
 }
 
+/// The same numbers each time.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, below: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % below
+    }
+}
+
 /// Kills writers at random, `kills` times, `writers` at the same time.
 fn kill_writers(kills: usize, writers: usize) {
     let root = test_root();
-    let mut state = 0x9E37_79B9_u64;
-    let mut random = |below: u64| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) % below
-    };
+    let mut random = Random(0x9E37_79B9);
     let cap = Superblock::cap_for(8, 1 << 20);
     let spawn = |first: usize| {
         let mut command = process("store and load what was stored", root.path());
@@ -191,8 +203,8 @@ fn kill_writers(kills: usize, writers: usize) {
             children.push(spawn(first));
             first += 2000;
         }
-        std::thread::sleep(Duration::from_millis(5 + random(60)));
-        let mut victim = children.swap_remove(random(children.len() as u64) as usize);
+        std::thread::sleep(Duration::from_millis(5 + random.below(60)));
+        let mut victim = children.swap_remove(random.below(children.len() as u64) as usize);
         if let Some(status) = victim.try_wait().unwrap() {
             let mut text = String::new();
             std::io::Read::read_to_string(&mut victim.stderr.take().unwrap(), &mut text).unwrap();
@@ -306,7 +318,12 @@ fn readers_get_right_blocks_or_none_while_others_reclaim() {
     let readers: Vec<_> = (0..2)
         .map(|_| {
             let mut command = process("load what can be found", root.path());
-            command.env(BLOCKS, "5000").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+            command
+                .env(BLOCKS, number(LOADS, 5000).to_string())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap()
         })
         .collect();
     for reader in readers {
@@ -363,6 +380,163 @@ fn a_stopped_process_holds_up_nobody() {
     assert!(is_known(&harness, 0) && load_block(&harness, 0));
     kill_process(Pid::from_child(&child), Signal::CONT).unwrap();
     kill(&mut child);
+    assert_sound(root.path());
+}
+
+fn store_load_and_count(root: &Path) {
+    let harness = open(root);
+    let first = number(FIRST, 0);
+    for n in first..first + number(BLOCKS, 1_000_000_000) {
+        match store_block(&harness, n) {
+            Ok(_) => drop(load_block(&harness, n)),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Capacity, "{error}"),
+        }
+        if n % 10 == 9 {
+            std::io::stdout().write_all(b"\nten\n").unwrap();
+        }
+    }
+}
+
+/// A process that stores and loads, and how many blocks it has stored.
+struct Counted {
+    child: Child,
+    stored: Arc<AtomicUsize>,
+}
+
+impl Counted {
+    fn spawn(root: &Path, first: usize, segments: u64) -> Self {
+        let mut command = process("store, load and count", root);
+        command.env(FIRST, first.to_string()).env(SEGMENTS, segments.to_string());
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let (lines, stored) = (BufReader::new(child.stdout.take().unwrap()).lines(), Arc::<AtomicUsize>::default());
+        let counter = Arc::clone(&stored);
+        std::thread::spawn(move || {
+            for _ in lines.map_while(Result::ok).filter(|line| line == "ten") {
+                counter.fetch_add(10, Ordering::Relaxed);
+            }
+        });
+        Self { child, stored }
+    }
+
+    fn stored(&self) -> usize {
+        self.stored.load(Ordering::Relaxed)
+    }
+
+    /// Sees that it goes on.
+    fn check(&mut self) {
+        if let Some(status) = self.child.try_wait().unwrap() {
+            let mut text = String::new();
+            std::io::Read::read_to_string(&mut self.child.stderr.take().unwrap(), &mut text).unwrap();
+            panic!("a process ended by itself: {status}: {text}");
+        }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        kill(&mut self.child);
+    }
+}
+
+/// What `du` says.
+fn du(root: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let listed = fs::read_dir(root.join("kvtier-pool")).into_iter().flatten().flatten();
+    // What goes meanwhile counts no more.
+    listed.filter_map(|entry| entry.metadata().ok()).map(|data| data.blocks() * 512).sum()
+}
+
+#[test]
+#[ignore = "slow: pushes 20 times the cap, three times"]
+fn killed_processes_together_stay_below_the_cap() {
+    let segments = number(SEGMENTS, 16) as u64;
+    let cap = Superblock::cap_for(segments, 1 << 20);
+    for processes in [1_u64, 2, 8] {
+        let (root, mut random) = (test_root(), Random(processes));
+        let (mut first, mut pushed, mut kills, mut most) = (0, 0, 0, 0);
+        let mut spawn = || {
+            first += 1_000_000;
+            Counted::spawn(root.path(), first, segments)
+        };
+        let mut running: Vec<_> = (0..processes).map(|_| spawn()).collect();
+        let mut next_kill = Instant::now();
+        let wanted = 20 * SLOTS * segments as usize;
+        while pushed + running.iter().map(Counted::stored).sum::<usize>() < wanted {
+            most = du(root.path()).max(most);
+            assert!(most <= cap + cap / 100, "{most} bytes of {cap}");
+            running.iter_mut().for_each(Counted::check);
+            if Instant::now() >= next_kill {
+                let victim = running.swap_remove(random.below(processes) as usize);
+                pushed += victim.stored();
+                kills += 1;
+                drop(victim);
+                running.push(spawn());
+                next_kill = Instant::now() + Duration::from_millis(20 + random.below(300));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        drop(running);
+        eprintln!("{processes} processes, {kills} kills, {wanted} blocks: at most {most} bytes of {cap}");
+        // What a new process counts is what is there.
+        let census = assert_sound(root.path());
+        assert_eq!(census.used_bytes, du(root.path()));
+        assert!(census.segments.len() as u64 >= segments - 1, "{} segments", census.segments.len());
+        let harness = open_with(root.path(), bounds(segments));
+        let residency = harness.raw_store().residency().unwrap();
+        assert_eq!(residency.blocks() as u64, census.blocks());
+        let mut found = 0;
+        harness
+            .raw_store()
+            .scan(&mut |_, _| {
+                found += 1;
+                true
+            })
+            .unwrap();
+        assert!(found <= census.blocks() && found > 0);
+    }
+}
+
+#[test]
+#[ignore = "slow: one of eight processes stands still for seconds"]
+fn one_of_eight_that_stands_still_holds_up_nobody() {
+    let root = test_root();
+    let segments = 32;
+    let mut all: Vec<_> = (0..8).map(|i| Counted::spawn(root.path(), i * 1_000_000, segments)).collect();
+    let harness = open_with(root.path(), bounds(segments));
+    let went_on =
+        |all: &[Counted], before: &[usize]| all.iter().zip(before).all(|(one, before)| one.stored() > *before);
+    let wait_for_all = |all: &mut [Counted], harness: &Harness, longest: &mut Duration| {
+        let (before, began): (Vec<_>, _) = (all.iter().map(Counted::stored).collect(), Instant::now());
+        let mut n = 0;
+        while !went_on(all, &before) {
+            assert!(began.elapsed() < Duration::from_secs(30), "somebody is held up");
+            all.iter_mut().for_each(Counted::check);
+            let asked = Instant::now();
+            let _ = is_known(harness, n % 8 * 1_000_000 + before[n % before.len()]);
+            *longest = asked.elapsed().max(*longest);
+            n += 1;
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    };
+    let mut longest = Duration::ZERO;
+    wait_for_all(&mut all, &harness, &mut longest);
+    let stopped = all.remove(0);
+    kill_process(Pid::from_child(&stopped.child), Signal::STOP).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    let (stands, began, mut rounds, mut longest) = (stopped.stored(), Instant::now(), 0, Duration::ZERO);
+    while began.elapsed() < Duration::from_secs(number(STOPPED, 5) as u64) {
+        wait_for_all(&mut all, &harness, &mut longest);
+        rounds += 1;
+    }
+    assert_eq!(stopped.stored(), stands);
+    let stored: usize = all.iter().map(Counted::stored).sum();
+    eprintln!(
+        "{rounds} rounds in which all seven others went on, {stored} blocks; the longest lookup took {longest:?}"
+    );
+    kill_process(Pid::from_child(&stopped.child), Signal::CONT).unwrap();
+    let mut all: Vec<_> = all.into_iter().chain([stopped]).collect();
+    wait_for_all(&mut all, &harness, &mut longest);
+    drop(all);
     assert_sound(root.path());
 }
 
