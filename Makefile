@@ -21,7 +21,7 @@ SOURCES = $(shell find rust -path rust/kvtier/fuzz -prune -o -name '*.rs' -print
 .DEFAULT_GOAL := help
 # The environment stands before what is built into it; cargo and pytest use the cores by themselves.
 .NOTPARALLEL:
-.PHONY: help demo demo-s3 test test-fast test-matrix sanitize bench bench-s3 bench-vllm lint format build wheel clean demo-env \
+.PHONY: help demo demo-s3 test test-fast test-matrix sanitize bench bench-s3 bench-scale bench-vllm lint format build wheel clean demo-env \
 	test-env matrix-env
 
 help: ## list the targets
@@ -53,6 +53,14 @@ bench: test-env .venv/built-release ## benchmarks: criterion for the core, then 
 
 bench-s3: test-env .venv/built-release ## kvtier in a bucket beside obstore, on an S3 server that it starts
 	PYTHONPATH=scripts $(PY) benches/vs_obstore.py $(ARGS)
+
+# Tables of a million blocks, and a page of the disk for each of a fifth of them: 1.2 GiB of `target`, removed at the end.
+bench-scale: export KVTIER_TEST_BLOCKS ?= 1000000
+bench-scale: test-env .venv/built-release ## packed pools of a million blocks: opening, lookups, tables rebuilt
+	cargo test --locked --release -p kvtier --test packed_scale -- --nocapture --test-threads 1
+	pool=$$(mktemp -d target/tmp/scale-XXXXXX) && trap 'rm -rf "$$pool"' EXIT && \
+	KVTIER_TEST_POOL=$$PWD/$$pool cargo test --locked --release --quiet -p kvtier --test packed_scale another_program && \
+	$(PY) benches/pool_scale.py --pool $$pool $(ARGS)
 
 bench-vllm: test-env .venv/built-release ## kvtier's tier for vLLM beside vLLM's own, on files and on an S3 server
 	$(PY) scripts/s3_server.py $(PY) benches/vs_vllm.py --objects s3://bucket/bench $(ARGS)

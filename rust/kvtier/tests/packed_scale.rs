@@ -23,6 +23,7 @@ use places::{Open, key};
 
 const SEGMENT_BYTES: u64 = 64 << 20;
 
+/// How many blocks: `make bench-scale` says a million.
 fn blocks() -> usize {
     std::env::var("KVTIER_TEST_BLOCKS").map_or(50_000, |text| text.parse().unwrap())
 }
@@ -141,13 +142,7 @@ fn all_tables_of_many_blocks_are_rebuilt() {
     // Each trailer takes a page of the disk.
     let (root, blocks) = (test_root(), blocks() / 5);
     fill(root.path(), blocks, true);
-    for path in places::pool::segments(root.path()) {
-        let file = File::options().read(true).write(true).open(path).unwrap();
-        let header = Header::decode(&places::pool::page_at(&file, 0)).unwrap();
-        for number in 0..(header.slots as usize).div_ceil(ENTRIES_PER_PAGE) {
-            file.write_all_at(&[0x5A; 4096], 4096 * (1 + number as u64)).unwrap();
-        }
-    }
+    destroy_tables(root.path());
     let began = Instant::now();
     let store = open(root.path());
     let residency = store.residency().unwrap();
@@ -159,5 +154,31 @@ fn all_tables_of_many_blocks_are_rebuilt() {
     eprintln!("{blocks} blocks: all tables rebuilt after {:?}", began.elapsed());
     assert!((0..blocks).all(|n| is_here(&store, n)));
     assert_eq!(residency.find(&key(blocks)), Known::Absent);
+    // What was reset does not come back, whatever is rebuilt.
+    store.reset().unwrap();
     store.close(Duration::from_secs(10));
+    destroy_tables(root.path());
+    let store = open(root.path());
+    let residency = store.residency().unwrap();
+    assert!(residency.is_complete(), "of another epoch, nothing is there to rebuild");
+    assert_eq!((0..blocks).filter(|n| is_here(&store, *n)).count(), 0);
+    store.close(Duration::from_secs(10));
+}
+
+fn destroy_tables(root: &Path) {
+    for path in places::pool::segments(root) {
+        let file = File::options().read(true).write(true).open(path).unwrap();
+        let header = Header::decode(&places::pool::page_at(&file, 0)).unwrap();
+        for number in 0..(header.slots as usize).div_ceil(ENTRIES_PER_PAGE) {
+            file.write_all_at(&[0x5A; 4096], 4096 * (1 + number as u64)).unwrap();
+        }
+    }
+}
+
+/// Does nothing in a run of the tests; makes the pool that `benches/pool_scale.py` measures.
+#[test]
+fn a_pool_for_another_program() {
+    if let Some(root) = std::env::var_os("KVTIER_TEST_POOL") {
+        fill(Path::new(&root), blocks(), false);
+    }
 }
