@@ -134,7 +134,7 @@ impl Shared {
     }
 
     /// A batch of probes has its answers.
-    fn probed(self: &Arc<Self>, keys: &[BlockKey], ticket: u64, answers: Result<Vec<Probed>>) {
+    fn probed(self: &Arc<Self>, keys: &[BlockKey], ticket: u32, answers: Result<Vec<Probed>>) {
         let at = Instant::now();
         let mut trouble: Option<Error> = None;
         {

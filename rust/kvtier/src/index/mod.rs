@@ -1,7 +1,7 @@
 //! What is known to be here: residency, the verdicts given to requests, and probes under way.
 //!
 //! Pure bookkeeping in memory: no IO, no threads, no clock of its own. The engine keeps it behind one lock that is never
-//! held across IO, so a lookup costs a few hash-table steps.
+//! held across IO, so a lookup costs a few hash-table steps. Its tables know keys by tags (`tags.rs`).
 //!
 //! A question is answered by what is known best:
 //! 1. the verdict that the request was given before;
@@ -11,6 +11,7 @@
 //! 4. a probe of the storage: RETRY until it answers, MISS when it takes longer than the lookup timeout.
 
 mod probes;
+mod tags;
 #[cfg(test)]
 mod tests;
 mod verdicts;
@@ -24,6 +25,7 @@ use hashbrown::{HashMap, HashSet};
 
 use self::probes::{Asker, Finding, Probes};
 pub use self::probes::{ProbeAnswer, ProbeBatch};
+use self::tags::{Tag, TagMap, TagSet, Tags};
 pub use self::verdicts::RequestId;
 use self::verdicts::{Held, KeyMoments, Verdict, Verdicts};
 use crate::layout::BlockKey;
@@ -78,7 +80,8 @@ pub struct IndexConfig {
 #[derive(Debug)]
 pub struct Index {
     config: IndexConfig,
-    resident: Map<BlockKey, Resident>,
+    tags: Tags,
+    resident: TagMap<Resident>,
     /// The store's own index, in place of `resident`.
     own: Option<StoresOwn>,
     /// When stores of such blocks were last completed here.
@@ -116,7 +119,7 @@ enum Presently {
 struct Scan {
     number: u64,
     /// What was removed since it began: it may have been listed before.
-    removed: Set<BlockKey>,
+    removed: TagSet,
 }
 
 /// A lookup's answer, and what the engine has to do about it.
@@ -135,7 +138,8 @@ impl Index {
     pub fn new(config: IndexConfig) -> Self {
         Self {
             config,
-            resident: Map::default(),
+            tags: Tags::default(),
+            resident: TagMap::default(),
             own: None,
             stores: KeyMoments::default(),
             verdicts: Verdicts::default(),
@@ -163,12 +167,13 @@ impl Index {
         degraded: bool,
         clock: impl FnOnce() -> Instant,
     ) -> Answer {
-        let presently = self.presently(key);
-        let held = request.map(|r| self.verdicts.held(r, key, self.now));
+        let tag = self.tags.of(key);
+        let presently = self.presently(key, tag);
+        let held = request.map(|r| self.verdicts.held(r, tag, self.now));
         let mut asker = if held.is_some() { Asker::First } else { Asker::Anyone };
         let told = |lookup| Answer { lookup, fresh: false, queued: false };
         match held_verdict(held.as_ref()) {
-            Some(Verdict::Hit { since }) if !self.failures.came_after(since, key) => return told(Lookup::Hit),
+            Some(Verdict::Hit { since }) if !self.failures.came_after(since, tag) => return told(Lookup::Hit),
             Some(Verdict::Hit { .. }) => return settle(held, Lookup::Miss, self.now),
             Some(Verdict::Miss { since }) if !matches!(presently, Presently::Here(stored) if stored > since) => {
                 return told(Lookup::Miss);
@@ -186,7 +191,9 @@ impl Index {
             Presently::Unknown => {}
         }
         let now = clock();
-        match self.probes.ask(key, asker, now, self.config.lookup_timeout) {
+        let timeout = self.config.lookup_timeout;
+        self.probes.sweep(now, timeout, &self.tags);
+        match self.probes.ask(key, tag, asker, now, timeout) {
             Finding::Absent => settle(held, Lookup::Miss, self.now),
             Finding::Pending { queued } => {
                 if let (Some(held), Asker::First) = (held, asker) {
@@ -197,14 +204,14 @@ impl Index {
         }
     }
 
-    fn presently(&self, key: &BlockKey) -> Presently {
+    fn presently(&self, key: &BlockKey, tag: Tag) -> Presently {
         match &self.own {
             Some(own) => match own.0.find(key) {
-                Known::Here(_) => Presently::Here(self.stores.last(key).unwrap_or(0)),
+                Known::Here(_) => Presently::Here(self.stores.last(tag).unwrap_or(0)),
                 Known::Absent => Presently::Absent,
                 Known::Unknown => Presently::Unknown,
             },
-            None => match self.resident.get(key) {
+            None => match self.resident.get(&tag) {
                 Some(resident) => Presently::Here(resident.stored),
                 None if self.complete => Presently::Absent,
                 None => Presently::Unknown,
@@ -219,7 +226,7 @@ impl Index {
                 Known::Here(location) => Some(location),
                 Known::Absent | Known::Unknown => None,
             },
-            None => self.resident.get(key).map(|r| r.location),
+            None => self.resident.get(&self.tags.of(key)).map(|r| r.location),
         }
     }
 
@@ -245,22 +252,23 @@ impl Index {
     /// A store was completed: the block is here, and every request that was told MISS is now told HIT.
     pub fn stored(&mut self, key: &BlockKey, location: Location) {
         self.now += 1;
+        let tag = self.tags.of(key);
         if self.own.is_none() {
-            self.resident.insert(*key, Resident { location, stored: self.now });
+            self.resident.insert(tag, Resident { location, stored: self.now });
         } else if self.verdicts.open_requests() > 0 {
-            self.stores.add(key, self.now, &self.verdicts);
+            self.stores.add(tag, self.now, &self.verdicts);
         }
         if let Some(scan) = &mut self.scan {
-            scan.removed.remove(key);
+            scan.removed.remove(&tag);
         }
-        self.failures.forgive(key);
-        self.probes.overrule(key);
+        self.failures.forgive(tag);
+        self.probes.overrule(tag);
     }
 
     /// A scan of the storage begins; returns its number. An earlier one counts no more, whatever it still finds.
     pub fn scan_begins(&mut self) -> u64 {
         self.last_scan += 1;
-        self.scan = Some(Scan { number: self.last_scan, removed: Set::default() });
+        self.scan = Some(Scan { number: self.last_scan, removed: TagSet::default() });
         self.last_scan
     }
 
@@ -268,8 +276,9 @@ impl Index {
     pub fn scan_found(&mut self, number: u64, blocks: &[(BlockKey, Location)]) -> bool {
         let Some(scan) = self.scan.take_if(|scan| scan.number == number) else { return false };
         for (key, location) in blocks {
-            if !scan.removed.contains(key) {
-                self.found(key, *location);
+            let tag = self.tags.of(key);
+            if !scan.removed.contains(&tag) {
+                self.found(tag, *location);
             }
         }
         self.scan = Some(scan);
@@ -295,11 +304,11 @@ impl Index {
     }
 
     /// A probe or a scan met a block. What is known already stays.
-    fn found(&mut self, key: &BlockKey, location: Location) {
+    fn found(&mut self, tag: Tag, location: Location) {
         if self.own.is_some() {
             return;
         }
-        if let Entry::Vacant(entry) = self.resident.entry(*key) {
+        if let Entry::Vacant(entry) = self.resident.entry(tag) {
             entry.insert(Resident { location, stored: 0 });
         }
     }
@@ -311,7 +320,7 @@ impl Index {
     pub fn load_failed(&mut self, key: &BlockKey, presence: Presence) -> bool {
         self.now += 1;
         if self.verdicts.open_requests() > 0 {
-            self.failures.add(key, self.now, &self.verdicts);
+            self.failures.add(self.tags.of(key), self.now, &self.verdicts);
         }
         let is_probed = !self.complete && self.scan.is_none() && self.own.is_none();
         match presence {
@@ -324,14 +333,15 @@ impl Index {
     /// The block is not here any more. Returns whether it was known to be.
     pub fn removed(&mut self, key: &BlockKey) -> bool {
         self.now += 1;
-        self.probes.overrule(key);
+        let tag = self.tags.of(key);
+        self.probes.overrule(tag);
         if let Some(scan) = &mut self.scan {
-            scan.removed.insert(*key);
+            scan.removed.insert(tag);
         }
         match &self.own {
             // Such a store has hidden it itself, unless there is another one under that key.
             Some(own) => !matches!(own.0.find(key), Known::Here(_)),
-            None => self.resident.remove(key).is_some(),
+            None => self.resident.remove(&tag).is_some(),
         }
     }
 
@@ -343,7 +353,7 @@ impl Index {
     /// Forgets everything: residency, verdicts and probes.
     pub fn clear(&mut self) {
         self.now += 1;
-        self.resident = Map::default();
+        self.resident = TagMap::default();
         self.verdicts = Verdicts::default();
         self.failures = KeyMoments::default();
         self.stores = KeyMoments::default();
@@ -354,7 +364,7 @@ impl Index {
 
     /// Takes up to `most` keys whose probes have not begun.
     pub fn begin_probes(&mut self, most: usize) -> Option<ProbeBatch> {
-        self.probes.begin(most)
+        self.probes.begin(most, &self.tags)
     }
 
     /// How many keys wait to be probed.
@@ -363,11 +373,12 @@ impl Index {
     }
 
     /// A probe answered. A store, a removal or a [`Index::clear`] that came after it began wins over its answer.
-    pub fn probed(&mut self, key: &BlockKey, ticket: u64, answer: ProbeAnswer, at: Instant) {
-        if self.probes.finish(key, ticket, answer, at)
+    pub fn probed(&mut self, key: &BlockKey, ticket: u32, answer: ProbeAnswer, at: Instant) {
+        let tag = self.tags.of(key);
+        if self.probes.finish(tag, ticket, answer, at)
             && let ProbeAnswer::Present(location) = answer
         {
-            self.found(key, location);
+            self.found(tag, location);
         }
     }
 }

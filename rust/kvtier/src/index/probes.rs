@@ -1,10 +1,11 @@
 //! Questions to the storage that are under way.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use hashbrown::hash_map::Entry;
 
-use super::Map;
+use super::tags::{Tag, TagMap, Tags};
 use crate::layout::BlockKey;
 use crate::store::Location;
 
@@ -18,7 +19,7 @@ pub struct ProbeBatch {
     /// The keys, each once.
     pub keys: Vec<BlockKey>,
     /// Goes back with the answers, so that answers to forgotten questions are known as such.
-    pub ticket: u64,
+    pub ticket: u32,
 }
 
 /// What the storage said about a key.
@@ -53,7 +54,7 @@ enum Probe {
     /// In `waiting`, not begun.
     Queued { asked: Instant },
     /// Under way since the batch of that ticket; `overruled` when a later event knows better.
-    Running { asked: Instant, ticket: u64, overruled: bool },
+    Running { asked: Instant, ticket: u32, overruled: bool },
     /// Answered: not there.
     Absent { at: Instant },
 }
@@ -61,26 +62,25 @@ enum Probe {
 /// All probes that are queued, running or freshly answered.
 #[derive(Debug, Default)]
 pub(super) struct Probes {
-    by_key: Map<BlockKey, Probe>,
-    waiting: Vec<BlockKey>,
-    last_ticket: u64,
+    by_tag: TagMap<Probe>,
+    waiting: VecDeque<BlockKey>,
+    last_ticket: u32,
     swept: Option<Instant>,
 }
 
 impl Probes {
-    /// Asks about `key`.
-    pub(super) fn ask(&mut self, key: &BlockKey, asker: Asker, now: Instant, timeout: Duration) -> Finding {
-        self.sweep(now, timeout);
+    /// Asks about `key`, whose tag is `tag`.
+    pub(super) fn ask(&mut self, key: &BlockKey, tag: Tag, asker: Asker, now: Instant, timeout: Duration) -> Finding {
         if let Asker::Waiting(since) = asker
             && now.saturating_duration_since(since) > timeout
         {
             return Finding::Absent;
         }
-        let mut entry = match self.by_key.entry(*key) {
+        let mut entry = match self.by_tag.entry(tag) {
             Entry::Occupied(entry) => entry,
             Entry::Vacant(entry) => {
                 entry.insert(Probe::Queued { asked: now });
-                self.waiting.push(*key);
+                self.waiting.push_back(*key);
                 return Finding::Pending { queued: true };
             }
         };
@@ -93,7 +93,7 @@ impl Probes {
             (Probe::Absent { at }, _) if now.saturating_duration_since(*at) <= ABSENT_FRESH => Finding::Absent,
             (Probe::Absent { .. }, _) => {
                 entry.insert(Probe::Queued { asked: now });
-                self.waiting.push(*key);
+                self.waiting.push_back(*key);
                 Finding::Pending { queued: true }
             }
             (Probe::Queued { asked } | Probe::Running { asked, .. }, Asker::Anyone)
@@ -111,18 +111,18 @@ impl Probes {
 
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.by_key.len()
+        self.by_tag.len()
     }
 
-    pub(super) fn begin(&mut self, most: usize) -> Option<ProbeBatch> {
+    pub(super) fn begin(&mut self, most: usize, tags: &Tags) -> Option<ProbeBatch> {
         if self.waiting.is_empty() {
             return None;
         }
-        self.last_ticket += 1;
+        self.last_ticket = self.last_ticket.wrapping_add(1);
         let ticket = self.last_ticket;
         // The oldest questions first.
         let mut keys: Vec<_> = self.waiting.drain(..most.min(self.waiting.len())).collect();
-        keys.retain(|key| match self.by_key.get_mut(key) {
+        keys.retain(|key| match self.by_tag.get_mut(&tags.of(key)) {
             Some(probe) if let Probe::Queued { asked } = *probe => {
                 *probe = Probe::Running { asked, ticket, overruled: false };
                 true
@@ -132,56 +132,56 @@ impl Probes {
         Some(ProbeBatch { keys, ticket })
     }
 
-    /// An event knows better than whatever a probe of `key` will say.
-    pub(super) fn overrule(&mut self, key: &BlockKey) {
-        if self.by_key.is_empty() {
+    /// An event knows better than whatever a probe of that key will say.
+    pub(super) fn overrule(&mut self, tag: Tag) {
+        if self.by_tag.is_empty() {
             return;
         }
-        match self.by_key.get_mut(key) {
+        match self.by_tag.get_mut(&tag) {
             Some(Probe::Running { overruled, .. }) => *overruled = true,
             // A question that is still queued will see the storage as it is then.
             Some(Probe::Queued { .. }) | None => {}
             Some(Probe::Absent { .. }) => {
-                self.by_key.remove(key);
+                self.by_tag.remove(&tag);
             }
         }
     }
 
     /// Takes an answer; true when it counts.
-    pub(super) fn finish(&mut self, key: &BlockKey, ticket: u64, answer: ProbeAnswer, at: Instant) -> bool {
-        let Some(Probe::Running { ticket: begun, overruled, .. }) = self.by_key.get(key) else { return false };
-        if *begun != ticket {
+    pub(super) fn finish(&mut self, tag: Tag, ticket: u32, answer: ProbeAnswer, at: Instant) -> bool {
+        let Entry::Occupied(mut probe) = self.by_tag.entry(tag) else { return false };
+        let Probe::Running { ticket: begun, overruled, .. } = *probe.get() else { return false };
+        if begun != ticket {
             return false;
         }
-        let overruled = *overruled;
         if overruled || matches!(answer, ProbeAnswer::Present(_)) {
             // Whoever asks next is answered by residency, or asks the storage anew.
-            self.by_key.remove(key);
+            probe.remove();
         } else {
-            self.by_key.insert(*key, Probe::Absent { at });
+            probe.insert(Probe::Absent { at });
         }
         !overruled
     }
 
     pub(super) fn clear(&mut self) {
-        self.by_key = Map::default();
-        self.waiting = Vec::new();
+        self.by_tag = TagMap::default();
+        self.waiting = VecDeque::new();
     }
 
     /// Drops answers and questions that nobody can be waiting for any more. Questions pile up while the storage is stuck;
     /// they stay for two timeouts, so that whoever asks without a request is told MISS in between.
-    fn sweep(&mut self, now: Instant, timeout: Duration) {
+    pub(super) fn sweep(&mut self, now: Instant, timeout: Duration, tags: &Tags) {
         if self.swept.is_some_and(|swept| now.saturating_duration_since(swept) <= timeout) {
             return;
         }
         self.swept = Some(now);
-        self.by_key.retain(|_, probe| match probe {
+        self.by_tag.retain(|_, probe| match probe {
             Probe::Queued { asked } => now.saturating_duration_since(*asked) <= timeout * 2,
             // The storage has them, and they are as few as it takes at once.
             Probe::Running { .. } => true,
             Probe::Absent { at } => now.saturating_duration_since(*at) <= timeout,
         });
-        let queued = &self.by_key;
-        self.waiting.retain(|key| matches!(queued.get(key), Some(Probe::Queued { .. })));
+        let probes = &self.by_tag;
+        self.waiting.retain(|key| matches!(probes.get(&tags.of(key)), Some(Probe::Queued { .. })));
     }
 }

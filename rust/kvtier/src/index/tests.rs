@@ -107,7 +107,7 @@ fn a_completed_store_turns_misses_to_hits() {
     let batch = b.begin();
     b.answer(&batch, ProbeAnswer::Absent);
     assert_eq!(b.ask(1, 1), Lookup::Miss);
-    b.index.found(&key(1), HERE);
+    b.index.found(b.index.tags.of(&key(1)), HERE);
     assert_eq!(b.ask(1, 1), Lookup::Miss, "a block found by another's probe doesn't");
     b.index.stored(&key(1), HERE);
     assert_eq!(b.ask(1, 1), Lookup::Hit);
@@ -324,4 +324,23 @@ fn an_answer_from_before_the_question_is_none_unless_it_is_fresh() {
         b.later(Duration::from_millis(age));
         assert_eq!((b.ask(1, 1), b.ask(1, 2)), (Lookup::Miss, expected), "{age} ms");
     }
+}
+
+#[test]
+fn memory_of_released_requests_is_kept_within_bounds() {
+    let mut b = Bench::new();
+    b.index.knows_all();
+    let ask_all = |b: &mut Bench, requests: std::ops::Range<u64>, keys: u64| {
+        for request in requests.clone() {
+            (10..10 + keys).for_each(|n| assert_eq!(b.ask(n, request), Lookup::Miss));
+        }
+        requests.for_each(|request| b.index.release(RequestId(request)));
+    };
+    ask_all(&mut b, 0..100, 500);
+    let kept = b.index.verdicts.spare_verdicts();
+    assert!((500..100 * 500).contains(&kept), "{kept}");
+    b.index.stored(&key(1), HERE);
+    assert_eq!((b.ask(1, 100), b.ask(2, 100)), (Lookup::Hit, Lookup::Miss), "nothing is left of what was said");
+    ask_all(&mut b, 200..203, 100_000);
+    assert!(b.index.verdicts.spare_verdicts() <= kept, "large tables are not kept");
 }

@@ -1,13 +1,11 @@
 //! What each request was told, for as long as it is open.
 
-use std::hash::BuildHasher;
 use std::time::Instant;
 
-use foldhash::fast::RandomState;
 use hashbrown::hash_map::Entry;
 
+use super::tags::{Tag, TagMap, TagState};
 use super::{Map, Moment};
-use crate::layout::BlockKey;
 
 /// A request, as numbered by the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,12 +22,13 @@ pub(super) enum Verdict {
     Waiting { since: Instant },
 }
 
-/// A key within one request's verdicts, in 128 bits: half the table to grow and copy on the scheduler's thread. The seeds
-/// are random, so equal tags of different keys are as likely as guessing a UUID.
-type Tag = u128;
-
 /// Where a request's verdict on a key is, or will be.
-pub(super) type Held<'a> = Entry<'a, Tag, Verdict, RandomState>;
+pub(super) type Held<'a> = Entry<'a, Tag, Verdict, TagState>;
+
+/// Emptied tables that are kept for the next requests, so that these neither grow theirs nor touch fresh memory on the
+/// scheduler's thread; and how large a table may be to be kept.
+const SPARES: usize = 16;
+const SPARE_VERDICTS: usize = 4096;
 
 /// The verdicts of all open requests.
 ///
@@ -37,31 +36,43 @@ pub(super) type Held<'a> = Entry<'a, Tag, Verdict, RandomState>;
 /// moment it was given, and is compared with later stores and failures when it is asked for again.
 #[derive(Debug, Default)]
 pub(super) struct Verdicts {
-    seeds: (RandomState, RandomState),
     requests: Map<RequestId, Request>,
+    spares: Vec<TagMap<Verdict>>,
 }
 
 #[derive(Debug)]
 struct Request {
     /// No verdict of the request is older.
     opened: Moment,
-    given: Map<Tag, Verdict>,
+    given: TagMap<Verdict>,
 }
 
 impl Verdicts {
-    /// The verdict of `request` on `key`; opens the request.
-    pub(super) fn held(&mut self, request: RequestId, key: &BlockKey, now: Moment) -> Held<'_> {
-        let tag = Tag::from(self.seeds.0.hash_one(key)) << 64 | Tag::from(self.seeds.1.hash_one(key));
-        let open = || Request { opened: now, given: Map::default() };
-        self.requests.entry(request).or_insert_with(open).given.entry(tag)
+    /// The verdict of `request` on the key of `tag`; opens the request.
+    pub(super) fn held(&mut self, request: RequestId, tag: Tag, now: Moment) -> Held<'_> {
+        let Self { requests, spares } = self;
+        let open = || Request { opened: now, given: spares.pop().unwrap_or_default() };
+        requests.entry(request).or_insert_with(open).given.entry(tag)
     }
 
     pub(super) fn release(&mut self, request: RequestId) {
-        self.requests.remove(&request);
+        if let Some(Request { mut given, .. }) = self.requests.remove(&request)
+            && self.spares.len() < SPARES
+            && given.capacity() <= SPARE_VERDICTS
+        {
+            given.clear();
+            self.spares.push(given);
+        }
     }
 
     pub(super) fn open_requests(&self) -> usize {
         self.requests.len()
+    }
+
+    /// For how many verdicts memory is kept beside that of open requests.
+    #[cfg(test)]
+    pub(super) fn spare_verdicts(&self) -> usize {
+        self.spares.iter().map(TagMap::capacity).sum()
     }
 
     /// When the oldest open request was opened.
@@ -77,34 +88,34 @@ const SWEEP_FROM: usize = 1024;
 /// hold a verdict from before.
 #[derive(Debug, Default)]
 pub(super) struct KeyMoments {
-    last: Map<BlockKey, Moment>,
+    last: TagMap<Moment>,
     sweep_at: usize,
 }
 
 impl KeyMoments {
-    /// Whether it happened to `key` after `since`.
-    pub(super) fn came_after(&self, since: Moment, key: &BlockKey) -> bool {
-        self.last(key).is_some_and(|last| last > since)
+    /// Whether it happened to the key of `tag` after `since`.
+    pub(super) fn came_after(&self, since: Moment, tag: Tag) -> bool {
+        self.last(tag).is_some_and(|last| last > since)
     }
 
-    /// When it last happened to `key`.
-    pub(super) fn last(&self, key: &BlockKey) -> Option<Moment> {
-        if self.last.is_empty() { None } else { self.last.get(key).copied() }
+    /// When it last happened to that key.
+    pub(super) fn last(&self, tag: Tag) -> Option<Moment> {
+        if self.last.is_empty() { None } else { self.last.get(&tag).copied() }
     }
 
-    /// It happens to `key`.
-    pub(super) fn add(&mut self, key: &BlockKey, now: Moment, verdicts: &Verdicts) {
+    /// It happens to that key.
+    pub(super) fn add(&mut self, tag: Tag, now: Moment, verdicts: &Verdicts) {
         if self.last.len() >= self.sweep_at.max(SWEEP_FROM) {
             self.sweep(verdicts);
             self.sweep_at = self.last.len() * 2;
         }
-        self.last.insert(*key, now);
+        self.last.insert(tag, now);
     }
 
-    /// What happened to `key` before says nothing any more.
-    pub(super) fn forgive(&mut self, key: &BlockKey) {
+    /// What happened to that key before says nothing any more.
+    pub(super) fn forgive(&mut self, tag: Tag) {
         if !self.last.is_empty() {
-            self.last.remove(key);
+            self.last.remove(&tag);
         }
     }
 
