@@ -68,14 +68,15 @@ fn run(shared: &Arc<Shared>) {
             state = shared.state.lock();
             continue;
         }
-        if shared.handover.look() {
+        let called = shared.handover.take_word();
+        if called || shared.handover.begin_to_look() {
             word = Some(now);
-            if shared.wants_pump(&mut state) {
-                drop(state);
-                shared.spawn_pump();
-                state = shared.state.lock();
-                continue;
-            }
+        }
+        if called && shared.wants_pump(&mut state) {
+            drop(state);
+            shared.spawn_pump();
+            state = shared.state.lock();
+            continue;
         }
         if word.is_some_and(|word| now - word >= LINGER) && shared.handover.sleep() {
             word = None;

@@ -76,9 +76,14 @@ impl Handover {
         self.clock.load(Ordering::Acquire) >= AWAKE
     }
 
-    /// The clock looks, and goes on looking if it has slept and is wanted. Returns whether it has to begin something.
-    pub(super) fn look(&self) -> bool {
-        self.take_word() || self.moves(WANTED, AWAKE)
+    /// The clock begins to look if it is wanted. Returns whether it is.
+    pub(super) fn begin_to_look(&self) -> bool {
+        self.moves(WANTED, AWAKE)
+    }
+
+    /// Takes the caller's word. Returns whether there was some: whoever has it begins the step.
+    pub(super) fn take_word(&self) -> bool {
+        self.moves(WORD, AWAKE)
     }
 
     /// The clock wants to sleep. Returns whether it may: there is no word.
@@ -88,10 +93,6 @@ impl Handover {
 
     fn takes_held(&self) -> bool {
         self.held.load(Ordering::Relaxed) && self.held.swap(false, Ordering::AcqRel)
-    }
-
-    fn take_word(&self) -> bool {
-        self.moves(WORD, AWAKE)
     }
 
     /// Leaves word if the clock is there to find it.
@@ -128,17 +129,18 @@ mod tests {
         let handover = Handover::default();
         handover.hold();
         handover.end_step();
-        assert!(handover.look() && handover.is_watched() && !handover.look());
+        assert!(!handover.take_word() && handover.begin_to_look() && handover.is_watched());
+        assert!(!handover.take_word(), "the caller has begun that step");
         handover.hold();
         assert!(!handover.end_step() && !handover.end_step(), "the clock does it");
-        assert!(handover.look() && !handover.look());
+        assert!(handover.take_word() && !handover.take_word() && !handover.begin_to_look());
         handover.hold();
         assert!(!handover.ask() && handover.ask() && !handover.ask(), "who asks twice begins it");
-        assert!(!handover.look());
+        assert!(!handover.take_word());
         handover.hold();
         assert!(!handover.end_step());
         handover.insist();
-        assert!(!handover.look() && !handover.ask(), "who waits has begun everything");
+        assert!(!handover.take_word() && !handover.ask(), "who waits has begun everything");
     }
 
     #[test]
@@ -147,10 +149,10 @@ mod tests {
         assert!(!handover.sleep());
         handover.hold();
         handover.end_step();
-        assert!(handover.look());
+        assert!(handover.begin_to_look());
         handover.hold();
         assert!(!handover.end_step() && !handover.sleep());
-        assert!(handover.look() && handover.sleep() && !handover.is_watched());
+        assert!(handover.take_word() && handover.sleep() && !handover.is_watched());
         handover.hold();
         assert!(handover.end_step());
     }
@@ -166,7 +168,8 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !over.load(Ordering::Acquire) {
-                    if handover.look() {
+                    handover.begin_to_look();
+                    if handover.take_word() {
                         begin();
                     }
                     handover.sleep();

@@ -24,6 +24,8 @@ impl Bench {
         self.engine.submit(JobKind::Store, job, keys([job]), vec![0]).unwrap();
         self.engine.end_step().unwrap();
         until("the step was never begun", || self.engine.gauges().unwrap().open_jobs == 0);
+        // A pump that is still looking for work would take what the next step submits.
+        until("the pump goes on", || self.engine.shared.state.lock().pumps == 0);
     }
 
     fn is_watched(&self) -> bool {
