@@ -22,6 +22,7 @@ mod queue;
 mod rows;
 mod scan;
 mod shutdown;
+mod step_time;
 #[cfg(test)]
 mod tests;
 mod transfer;
@@ -42,6 +43,7 @@ use self::job::{Apart, Job, JobKey};
 use self::outbox::{EventLog, Outbox};
 use self::queue::{Limits, Queues};
 use self::rows::RowsInUse;
+use self::step_time::StepTime;
 use crate::buffer::Region;
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::{Index, IndexConfig, Lookup, Map, RequestId};
@@ -94,10 +96,6 @@ impl Default for EngineConfig {
 /// Where the engine's log records come from, in whichever of its files: loggers' names are known to users.
 const LOG_TARGET: &str = module_path!();
 
-/// Keys in one probe: enough to spread a step's questions over a few threads, few enough that the first answers don't
-/// wait for the last.
-const PROBE_BATCH: usize = 64;
-
 /// How often a caller that waits is asked whether it still does.
 const ASK_EVERY: Duration = Duration::from_millis(50);
 
@@ -135,6 +133,7 @@ struct Shared {
     /// Signalled when the clock has to look at the deadlines again, or for word of the caller.
     tick: Condvar,
     handover: Handover,
+    step_time: StepTime,
     index: Mutex<Index>,
     /// Keys in the index that wait to be probed; a hint that spares pumps the index's lock.
     waiting_probes: AtomicUsize,
@@ -255,6 +254,7 @@ impl Engine {
             ended: Condvar::new(),
             tick: Condvar::new(),
             handover: Handover::default(),
+            step_time: StepTime::new(),
             index: Mutex::new(index),
             waiting_probes: AtomicUsize::new(0),
             overdue_loads: AtomicUsize::new(0),
@@ -285,8 +285,9 @@ impl Engine {
         self.check()?;
         let shared = &self.shared;
         let degraded = shared.overdue_loads.load(Ordering::Relaxed) > 0;
+        let now = || if shared.config.stepwise { shared.step_time.now() } else { Instant::now() };
         let mut index = shared.index.lock();
-        let answer = index.lookup(key, request, degraded, Instant::now);
+        let answer = index.lookup(key, request, degraded, now);
         if answer.queued {
             shared.waiting_probes.store(index.waiting_probes(), Ordering::Release);
             shared.handover.hold();
@@ -393,6 +394,7 @@ impl Engine {
     /// `Forked`.
     pub fn end_step(&self) -> Result<()> {
         self.check_home()?;
+        self.shared.step_time.step_ends();
         if self.shared.config.stepwise && self.shared.handover.end_step() {
             self.shared.schedule();
         }
@@ -413,6 +415,7 @@ impl Engine {
     /// `Forked`.
     pub fn poll(&self) -> Result<Vec<JobResult>> {
         self.check_home()?;
+        self.shared.step_time.step_ends();
         if self.shared.config.stepwise && self.shared.handover.ask() {
             self.shared.schedule();
         }

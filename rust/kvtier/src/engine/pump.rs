@@ -9,10 +9,10 @@ use std::time::Instant;
 use super::job::JobKind;
 use super::outcome::UnderWay;
 use super::queue::Operation;
-use super::{LOG_TARGET, PROBE_BATCH, Phase, Shared, State};
+use super::{LOG_TARGET, Phase, Shared, State};
 use crate::buffer::{Region, RowLease};
 use crate::error::{Error, Result};
-use crate::index::{ProbeAnswer, ProbeBatch};
+use crate::index::{PROBE_BATCH, ProbeAnswer, ProbeBatch};
 use crate::layout::BlockKey;
 use crate::store::{Done, Loaded, Probed, Stored};
 
@@ -71,7 +71,7 @@ impl Shared {
         }
         if self.may_probe(state) {
             let mut index = self.index.lock();
-            let batch = index.begin_probes(PROBE_BATCH);
+            let batch = index.begin_probes();
             self.waiting_probes.store(index.waiting_probes(), Ordering::Release);
             if let Some(batch) = batch {
                 state.probing += 1;

@@ -11,6 +11,7 @@ mod steps;
 
 use super::*;
 use crate::buffer::{HostRows, RowLease, RowPart};
+use crate::index::PROBE_BATCH;
 use crate::io::Task;
 use crate::store::{Done, Loaded, Location, Probed, Stored};
 

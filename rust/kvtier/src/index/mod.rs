@@ -24,7 +24,7 @@ use hashbrown::hash_map::Entry;
 use hashbrown::{HashMap, HashSet};
 
 use self::probes::{Asker, Finding, Probes};
-pub use self::probes::{ProbeAnswer, ProbeBatch};
+pub use self::probes::{PROBE_BATCH, ProbeAnswer, ProbeBatch};
 use self::tags::{Tag, TagMap, TagSet, Tags};
 pub use self::verdicts::RequestId;
 use self::verdicts::{Held, KeyMoments, Verdict, Verdicts};
@@ -362,9 +362,9 @@ impl Index {
         self.scan = None;
     }
 
-    /// Takes up to `most` keys whose probes have not begun.
-    pub fn begin_probes(&mut self, most: usize) -> Option<ProbeBatch> {
-        self.probes.begin(most, &self.tags)
+    /// Takes keys whose probes have not begun.
+    pub fn begin_probes(&mut self) -> Option<ProbeBatch> {
+        self.probes.begin(&self.tags)
     }
 
     /// How many keys wait to be probed.

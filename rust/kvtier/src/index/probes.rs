@@ -13,7 +13,11 @@ use crate::store::Location;
 /// new question probes anew, since other processes store blocks too.
 const ABSENT_FRESH: Duration = Duration::from_millis(5);
 
-/// Keys to probe together.
+/// Keys in one probe: enough to spread a step's questions over a few threads, few enough that the first answers don't
+/// wait for the last.
+pub const PROBE_BATCH: usize = 64;
+
+/// Keys to probe together: [`PROBE_BATCH`] at most.
 #[derive(Debug)]
 pub struct ProbeBatch {
     /// The keys, each once.
@@ -63,7 +67,9 @@ enum Probe {
 #[derive(Debug, Default)]
 pub(super) struct Probes {
     by_tag: TagMap<Probe>,
-    waiting: VecDeque<BlockKey>,
+    /// Keys that wait, in batches as they are handed out, so that none of the many is moved again.
+    batches: VecDeque<Vec<BlockKey>>,
+    waiting: usize,
     last_ticket: u32,
     swept: Option<Instant>,
 }
@@ -80,7 +86,7 @@ impl Probes {
             Entry::Occupied(entry) => entry,
             Entry::Vacant(entry) => {
                 entry.insert(Probe::Queued { asked: now });
-                self.waiting.push_back(*key);
+                self.wait(key);
                 return Finding::Pending { queued: true };
             }
         };
@@ -93,7 +99,7 @@ impl Probes {
             (Probe::Absent { at }, _) if now.saturating_duration_since(*at) <= ABSENT_FRESH => Finding::Absent,
             (Probe::Absent { .. }, _) => {
                 entry.insert(Probe::Queued { asked: now });
-                self.waiting.push_back(*key);
+                self.wait(key);
                 Finding::Pending { queued: true }
             }
             (Probe::Queued { asked } | Probe::Running { asked, .. }, Asker::Anyone)
@@ -106,7 +112,19 @@ impl Probes {
     }
 
     pub(super) fn waiting(&self) -> usize {
-        self.waiting.len()
+        self.waiting
+    }
+
+    fn wait(&mut self, key: &BlockKey) {
+        self.waiting += 1;
+        match self.batches.back_mut() {
+            Some(batch) if batch.len() < PROBE_BATCH => batch.push(*key),
+            _ => {
+                let mut batch = Vec::with_capacity(PROBE_BATCH);
+                batch.push(*key);
+                self.batches.push_back(batch);
+            }
+        }
     }
 
     #[cfg(test)]
@@ -114,14 +132,12 @@ impl Probes {
         self.by_tag.len()
     }
 
-    pub(super) fn begin(&mut self, most: usize, tags: &Tags) -> Option<ProbeBatch> {
-        if self.waiting.is_empty() {
-            return None;
-        }
+    /// The oldest questions.
+    pub(super) fn begin(&mut self, tags: &Tags) -> Option<ProbeBatch> {
+        let mut keys = self.batches.pop_front()?;
+        self.waiting -= keys.len();
         self.last_ticket = self.last_ticket.wrapping_add(1);
         let ticket = self.last_ticket;
-        // The oldest questions first.
-        let mut keys: Vec<_> = self.waiting.drain(..most.min(self.waiting.len())).collect();
         keys.retain(|key| match self.by_tag.get_mut(&tags.of(key)) {
             Some(probe) if let Probe::Queued { asked } = *probe => {
                 *probe = Probe::Running { asked, ticket, overruled: false };
@@ -165,7 +181,8 @@ impl Probes {
 
     pub(super) fn clear(&mut self) {
         self.by_tag = TagMap::default();
-        self.waiting = VecDeque::new();
+        self.batches = VecDeque::new();
+        self.waiting = 0;
     }
 
     /// Drops answers and questions that nobody can be waiting for any more. Questions pile up while the storage is stuck;
@@ -182,6 +199,10 @@ impl Probes {
             Probe::Absent { at } => now.saturating_duration_since(*at) <= timeout,
         });
         let probes = &self.by_tag;
-        self.waiting.retain(|key| matches!(probes.get(&tags.of(key)), Some(Probe::Queued { .. })));
+        for batch in &mut self.batches {
+            batch.retain(|key| matches!(probes.get(&tags.of(key)), Some(Probe::Queued { .. })));
+        }
+        self.batches.retain(|batch| !batch.is_empty());
+        self.waiting = self.batches.iter().map(Vec::len).sum();
     }
 }

@@ -31,7 +31,7 @@ impl Bench {
     }
 
     fn begin(&mut self) -> ProbeBatch {
-        self.index.begin_probes(64).expect("a question waits")
+        self.index.begin_probes().expect("a question waits")
     }
 
     fn answer(&mut self, batch: &ProbeBatch, answer: ProbeAnswer) {
@@ -54,7 +54,7 @@ fn unknown_keys_are_probed_once_and_answered_to_everybody_who_waits() {
     );
     let batch = b.begin();
     assert_eq!(batch.keys, [key(1), key(2)]);
-    assert!(b.index.begin_probes(64).is_none());
+    assert!(b.index.begin_probes().is_none());
     b.index.probed(&key(1), batch.ticket, ProbeAnswer::Present(HERE), b.now);
     b.index.probed(&key(2), batch.ticket, ProbeAnswer::Absent, b.now);
     b.later(Duration::from_millis(100));
