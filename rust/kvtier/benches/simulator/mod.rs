@@ -164,9 +164,7 @@ impl Pool<'_> {
     }
 
     fn candidate(&self, segment: usize) -> Candidate {
-        let Segment { blocks, born, used } = &self.segments[segment];
-        let heat = |block: &u64| self.index.get(block).map_or(0, |(_, heat)| *heat);
-        let hot = blocks.iter().filter(|block| self.policy.keeps(heat(block))).count();
-        Candidate { born: *born, used: *used, blocks: blocks.len() as u32, hot: hot as u32, slots: self.slots as u32 }
+        let Segment { born, used, .. } = &self.segments[segment];
+        Candidate { born: *born, used: *used }
     }
 }

@@ -1,16 +1,17 @@
 //! Getting a segment to store into: one with room, a new one, or one whose blocks are worth least.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use rustix::fs::{AtFlags, unlinkat};
-use rustix::io::{Errno, pread};
+use rustix::io::Errno;
 
 use super::catalogue::{NamespaceId, Spot, View};
 use super::format::{Entry, Geometry, Header, KeyName, Page, SlotState, TablePage};
 use super::own::{Claim, OwnSegment, SlotTicket};
 use super::policy::Heat;
 use super::pool::Pool;
-use super::segment::{self, SegmentFile};
+use super::segment::{self, SegmentFile, read_all, write_all};
 use super::site::now_ns;
 use crate::buffer::{PAGE, Scratch, ScratchPool};
 use crate::error::{Error, ErrorKind, Result};
@@ -109,7 +110,7 @@ impl Pool {
         let pages = self.settled_table(&claim.file, &header, geometry)?;
         let known: Vec<_> = pages.iter().cloned().map(Some).collect();
         self.state.lock().catalogue.install(&header, geometry, Some(&known), now_ns() / 1_000_000_000);
-        let own = OwnSegment::new(header, geometry, claim, pages);
+        let own = OwnSegment::new(header, geometry, claim, pages, &self.hints);
         Ok((own.free_slots() > 0).then_some(own))
     }
 
@@ -137,10 +138,15 @@ impl Pool {
     /// Makes a segment, if the bounds allow one more.
     fn make_any(&self, purpose: &Purpose) -> Result<Option<Arc<OwnSegment>>> {
         let bytes = self.superblock().segment_bytes;
+        let most = self.superblock().most_segments();
+        let usable = self.usable_segments();
+        // As a rule, all that may be there are.
+        if usable.range(..most).count() == most as usize {
+            return Ok(None);
+        }
         let mut there = self.site.segments()?;
         there.sort_unstable();
-        let most = self.superblock().most_segments();
-        for id in there.iter().filter(|id| **id < most) {
+        for id in there.iter().filter(|id| **id < most && !usable.contains(id)) {
             // Begun by somebody who is gone, or damaged: there is nothing in it that could be found.
             if self.is_unusable(*id)
                 && let Some(claim) = self.claim(*id)?
@@ -174,6 +180,12 @@ impl Pool {
             };
         }
         Ok(None)
+    }
+
+    /// Segments whose content is known.
+    fn usable_segments(&self) -> BTreeSet<u32> {
+        let state = self.state.lock();
+        state.catalogue.segments.iter().filter(|(_, segment)| segment.view.is_some()).map(|(id, _)| *id).collect()
     }
 
     /// Whether a segment's header says that it was never finished, or is damaged.
@@ -219,7 +231,7 @@ impl Pool {
         let pages: Vec<_> = (0..geometry.table_pages()).map(empty).collect();
         let known: Vec<_> = pages.iter().cloned().map(Some).collect();
         self.state.lock().catalogue.install(&header, *geometry, Some(&known), now_ns() / 1_000_000_000);
-        Ok(OwnSegment::new(header, *geometry, claim, pages))
+        Ok(OwnSegment::new(header, *geometry, claim, pages, &self.hints))
     }
 
     fn payload_bytes(&self, namespace: &str) -> u64 {
@@ -396,7 +408,7 @@ impl Pool {
         if let Some(page) = block[..bytes].last_chunk_mut::<PAGE>() {
             trailer.encode(page);
         }
-        write_all(&own.file, slot.offset(), &block[..bytes])
+        write_all(&own.file.data, slot.offset(), &block[..bytes])
             .map_err(|e| Error::from_io("writing a block again", e.into()))?;
         let entry = Entry {
             state: SlotState::Block,
@@ -440,15 +452,8 @@ pub(super) fn read_block(
 ) -> Result<(Trailer, Scratch)> {
     let mut block = scratch.take()?;
     let bytes = geometry.slot_bytes as usize;
-    let mut done = 0;
-    while done < bytes {
-        match pread(&file.data, &mut block[done..bytes], geometry.slot_offset(slot) + done as u64) {
-            Ok(0) => return Err(Error::new(ErrorKind::Short, "the segment ends within a block")),
-            Ok(n) => done += n,
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(Error::from_io("reading a block", errno.into())),
-        }
-    }
+    read_all(&file.data, geometry.slot_offset(slot), &mut block[..bytes])
+        .map_err(|e| Error::from_io("reading a block", e.into()))?;
     let Some(page) = block[..bytes].last_chunk::<PAGE>() else {
         return Err(Error::new(ErrorKind::Internal, "a slot without a trailer"));
     };
@@ -491,20 +496,6 @@ pub(super) fn rebuilt_page(
         });
     }
     Ok(page)
-}
-
-/// Writes a whole block through the description that has the lock.
-fn write_all(file: &SegmentFile, at: u64, bytes: &[u8]) -> rustix::io::Result<()> {
-    let mut done = 0;
-    while done < bytes.len() {
-        match rustix::io::pwrite(&file.data, &bytes[done..], at + done as u64) {
-            Ok(0) => return Err(Errno::IO),
-            Ok(n) => done += n,
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno),
-        }
-    }
-    Ok(())
 }
 
 impl Pool {

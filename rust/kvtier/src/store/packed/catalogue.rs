@@ -173,10 +173,9 @@ impl View {
     }
 
     /// How it looks to a policy.
-    pub(super) fn candidate(&self, policy: &dyn Policy) -> Candidate {
+    pub(super) fn candidate(&self) -> Candidate {
         let born = self.header.born_unix_ns / 1_000_000_000;
-        let hot = self.heat.iter().filter(|heat| policy.keeps(**heat)).count();
-        Candidate { born, used: self.used.max(born), blocks: self.blocks, hot: hot as u32, slots: self.geometry.slots }
+        Candidate { born, used: self.used.max(born) }
     }
 }
 

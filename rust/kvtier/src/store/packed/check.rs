@@ -4,11 +4,11 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, openat, statat};
 
-use super::acquire::trailer_of;
+use super::acquire::read_block;
 use super::format::{Geometry, Header, KeyName, NamespaceRecord, SlotState, Superblock};
 use super::segment::{self, Access, SegmentFile};
 use super::site::{self, DIR};
-use crate::buffer::PAGE;
+use crate::buffer::ScratchPool;
 use crate::error::{Error, ErrorKind, Result};
 
 /// What is in a pool.
@@ -158,18 +158,9 @@ impl SegmentCensus {
 
 /// Whether a slot's block is the one that its entry says.
 fn verify(file: &SegmentFile, header: &Header, geometry: Geometry, slot: u32, name: &KeyName) -> Result<()> {
-    let mut block = vec![0; geometry.slot_bytes as usize];
-    file.read(geometry.slot_offset(slot), &mut block).map_err(|e| Error::from_io("reading a block", e.into()))?;
-    let page = block.last_chunk::<PAGE>().ok_or_else(|| Error::new(ErrorKind::Internal, "a slot without a page"))?;
-    let Some(trailer) = trailer_of(page, header) else {
-        return Err(Error::new(ErrorKind::Foreign, "the slot holds no block of its segment's generation"));
-    };
+    let (trailer, _block) = read_block(file, header, geometry, slot, &ScratchPool::new(geometry.slot_bytes as usize, 0))?;
     if KeyName::of(&trailer.key) != *name {
         return Err(Error::new(ErrorKind::WrongKey, format!("the slot's block is that of key {}", trailer.key)));
-    }
-    let payload = block.get(..header.payload_bytes as usize).unwrap_or_default();
-    if trailer.algorithm.of([payload]) != trailer.payload_checksum {
-        return Err(Error::new(ErrorKind::Checksum, "the payload does not match its checksum"));
     }
     Ok(())
 }

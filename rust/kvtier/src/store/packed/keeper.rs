@@ -119,11 +119,24 @@ impl Pool {
         }
     }
 
-    /// Segments that are held ready are out of use for everybody else, so small pools have none.
+    /// Segments that are held ready are out of use for everybody else, so the smallest pools have none.
     fn may_have_spare(&self) -> bool {
         let state = self.state.lock();
         let ready = state.stations.iter().filter(|station| station.spare.is_some()).count();
-        self.superblock().most_segments() / 32 > ready as u32
+        self.superblock().most_segments() / 8 > ready as u32
+    }
+
+    /// Lets others have the segments that were ready for stores which have not come.
+    fn give_up_spares(&self) {
+        let given_up: Vec<_> = {
+            let mut state = self.state.lock();
+            let idle = |station: &mut Station| {
+                let is_idle = !std::mem::take(&mut station.has_stored);
+                if is_idle { station.spare.take() } else { None }
+            };
+            state.stations.iter_mut().filter_map(idle).collect()
+        };
+        drop(given_up);
     }
 
     /// Gives slots to those who wait for one.
@@ -217,6 +230,8 @@ impl Pool {
     /// What has to be done now and then.
     fn tidy(&self, round: u32) {
         self.note_uses();
+        self.follow_uses();
+        self.give_up_spares();
         self.close_files();
         match self.site.segments() {
             Ok(there) => {
@@ -326,7 +341,6 @@ impl Pool {
 
     /// Segments that could be reclaimed, those of least worth first.
     pub(super) fn by_rank(&self) -> Vec<u32> {
-        self.follow_uses();
         let mut state = self.state.lock();
         state.catalogue.end_pins(now_ns());
         let mut ranked: Vec<_> = (state.catalogue.segments.iter())
@@ -341,7 +355,7 @@ impl Pool {
                 // Of an earlier epoch than its namespace: nobody will ever find anything in it.
                 let worthless = view.namespace.is_none()
                     && state.catalogue.namespaces.iter().any(|n| n.name == view.header.namespace);
-                let rank = if worthless { 0 } else { self.policy.rank(&view.candidate(&*self.policy)) };
+                let rank = if worthless { 0 } else { self.policy.rank(&view.candidate()) };
                 Some((2 * pinned > slots, rank, view.header.born_unix_ns, *id))
             })
             .collect();

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::format::{Entry, Geometry, Header, SlotState, TablePage};
+use super::hints::Hints;
 use super::segment::SegmentFile;
 use crate::buffer::PAGE;
 use crate::error::{Error, Result};
@@ -50,6 +51,7 @@ pub(super) struct OwnSegment {
     pub(super) header: Header,
     pub(super) geometry: Geometry,
     pub(super) file: Arc<SegmentFile>,
+    hints: Arc<Hints>,
     state: Mutex<OwnState>,
     _claim: Claim,
 }
@@ -84,14 +86,21 @@ impl std::fmt::Debug for Change {
 
 impl OwnSegment {
     /// Goes on with a segment whose table is `pages`.
-    pub(super) fn new(header: Header, geometry: Geometry, claim: Claim, pages: Vec<TablePage>) -> Arc<Self> {
+    pub(super) fn new(
+        header: Header,
+        geometry: Geometry,
+        claim: Claim,
+        pages: Vec<TablePage>,
+        hints: &Arc<Hints>,
+    ) -> Arc<Self> {
         let is_free = |slot: &u32| {
             let (page, entry) = geometry.entry_of(*slot);
             pages.get(page).is_some_and(|page| page.entries[entry].is_none())
         };
         let free = (0..geometry.slots).rev().filter(is_free).collect();
         let state = OwnState { free, pages, waiting: Vec::new(), writing: false, failed: false };
-        Arc::new(Self { header, geometry, file: Arc::clone(&claim.file), state: Mutex::new(state), _claim: claim })
+        let (file, hints) = (Arc::clone(&claim.file), Arc::clone(hints));
+        Arc::new(Self { header, geometry, file, hints, state: Mutex::new(state), _claim: claim })
     }
 
     pub(super) fn id(&self) -> u32 {
@@ -148,6 +157,7 @@ impl OwnSegment {
             // Only this thread writes the table, so pages don't overtake each other.
             let written: Vec<_> = pages.iter().map(|page| self.file.write_table_page(self.geometry, page)).collect();
             let flushed = if durable { self.file.flush() } else { Ok(()) };
+            self.hints.note(self.id());
             let outcome = |number: usize| {
                 let at = pages.iter().position(|page| page.number as usize == number);
                 let result = at.and_then(|at| written.get(at).copied()).unwrap_or(Ok(()));

@@ -11,12 +11,6 @@ pub struct Candidate {
     pub born: u64,
     /// When a block of it was last used by anybody, in the same seconds; at least `born`.
     pub used: u64,
-    /// How many of its blocks can be found.
-    pub blocks: u32,
-    /// How many of those are hot.
-    pub hot: u32,
-    /// How many slots it has.
-    pub slots: u32,
 }
 
 /// How often a block was used lately, as far as it matters. Kept in memory, never on storage.

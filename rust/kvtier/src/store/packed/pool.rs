@@ -38,7 +38,7 @@ pub(super) struct Pool {
     pub(super) access: Access,
     pub(super) direct: Arc<DirectIo>,
     pub(super) policy: Box<dyn Policy>,
-    pub(super) hints: Hints,
+    pub(super) hints: Arc<Hints>,
     /// Tells this object's segments from those of all others.
     pub(super) nonce: [u8; 16],
     pub(super) state: Mutex<State>,
@@ -72,6 +72,8 @@ pub(super) struct Station {
     pub(super) active: Option<Arc<OwnSegment>>,
     /// The one that comes next, if it is ready.
     pub(super) spare: Option<Arc<OwnSegment>>,
+    /// Whether a slot was taken since the keeper last looked.
+    pub(super) has_stored: bool,
     /// Stores without a slot, the oldest first.
     pub(super) waiting: VecDeque<Waiter>,
     /// Since when no segment could be had.
@@ -93,7 +95,7 @@ pub(super) struct Waiter {
 impl Pool {
     /// A pool at `site`, of which nothing is known yet.
     pub(super) fn new(site: Site, access: Access, direct: DirectIo, policy: Box<dyn Policy>) -> Self {
-        let hints = Hints::open(&site.dir, access.read_only, access.mode);
+        let hints = Arc::new(Hints::open(&site.dir, access.read_only, access.mode));
         let scrub = Scrub::look(&site, access.read_only, access.mode);
         Self {
             home: Home::here(),
@@ -599,7 +601,6 @@ impl Pool {
     /// # Errors
     /// `Reset` when the namespace was reset meanwhile, so that nobody finds it.
     pub(super) fn published(&self, namespace: NamespaceId, header: &Header, slot: u32, key: &BlockKey) -> Result<()> {
-        self.hints.note(header.segment);
         let mut state = self.state.lock();
         let current = state.catalogue.namespaces.get(namespace).is_some_and(|n| n.epoch == header.epoch);
         if !current {
@@ -612,29 +613,24 @@ impl Pool {
 }
 
 impl Station {
-    /// A slot, and whether the next segment should be got ready.
+    /// A slot, and whether the keeper should get the next segment ready.
     pub(super) fn take_slot(&mut self) -> (Option<SlotTicket>, bool) {
+        let mut is_wanted = !std::mem::replace(&mut self.has_stored, true);
         loop {
-            let Some(active) = &self.active else {
-                self.active = self.spare.take();
-                if self.active.is_none() {
-                    return (None, true);
-                }
-                continue;
-            };
-            if let Some(slot) = active.take_slot() {
-                let low = active.free_slots() == active.geometry.slots as usize / 4 && self.spare.is_none();
-                return (Some(slot), low);
+            if let Some(slot) = self.active.as_ref().and_then(|active| active.take_slot()) {
+                return (Some(slot), is_wanted);
             }
-            self.active = None;
+            self.active = self.spare.take();
+            is_wanted = true;
+            if self.active.is_none() {
+                return (None, is_wanted);
+            }
         }
     }
 
     /// Whether a segment is wanted: at once, or soon.
     pub(super) fn wants(&self) -> (bool, bool) {
-        let free = self.active.as_ref().map(|active| (active.free_slots(), active.geometry.slots as usize));
-        let soon = self.spare.is_none() && free.is_some_and(|(free, slots)| free <= slots / 4);
-        (!self.waiting.is_empty(), soon)
+        (!self.waiting.is_empty(), self.spare.is_none() && self.has_stored)
     }
 }
 

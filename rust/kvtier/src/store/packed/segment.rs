@@ -1,28 +1,37 @@
 //! One segment's file: opening, locking, and what is read and written besides blocks.
 //!
-//! The lock that makes a process a segment's owner is on the very open file description that its blocks are written
+//! The lock that makes a process a segment's owner is on the very open file description that everything is written
 //! through. A killed process's writes may land after its death, and only that description outlives them.
+//!
+//! All that there is goes past the page cache where that works, the table too. On ext4 a write through the cache has the
+//! file to itself, so it waits for all blocks that are being written beside it, and they for it; and as long as the cache
+//! holds a page of the file, the kernel leaves the end of each direct write to another thread.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, fallocate, fdatasync, flock, fstat, ftruncate, openat};
+use rustix::fs::{
+    FallocateFlags, FlockOperation, Mode, OFlags, fallocate, fcntl_getfl, fcntl_setfl, fdatasync, flock, fstat, ftruncate, openat,
+};
 use rustix::io::{Errno, pread, pwrite};
 
 use super::format::{Geometry, Header, Page, PoolId, TablePage};
-use crate::buffer::PAGE;
+use crate::buffer::{PAGE, ScratchPool};
 use crate::error::{Error, ErrorKind, Result};
 
 /// A segment's file, as it is open here.
 #[derive(Debug)]
 pub(super) struct SegmentFile {
     pub(super) id: u32,
-    /// What blocks are read and written through, past the page cache where that works, and what carries the lock.
+    /// What all is read and written through, and what carries the lock.
     pub(super) data: Arc<File>,
-    /// What the header and the table are read and written through: the page cache, which all processes of a host share.
-    meta: File,
+    /// Memory for pages of the header and the table: direct IO wants it aligned.
+    pages: Arc<ScratchPool>,
 }
+
+/// Pages that wait for reuse.
+const KEPT_PAGES: usize = 2;
 
 /// Name of a segment's file.
 pub(super) fn name_of(id: u32) -> String {
@@ -62,24 +71,18 @@ impl SegmentFile {
 
     fn open_with(dir: &OwnedFd, id: u32, access: Access, extra: OFlags) -> rustix::io::Result<Self> {
         let how = if access.read_only { OFlags::RDONLY } else { OFlags::RDWR };
-        let flags = how | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let flags = how | OFlags::CLOEXEC | OFlags::NOFOLLOW | extra;
         let name = name_of(id);
         // Looking at a segment is not using it. Only its file's owner may read without being noted.
-        let meta = match openat(dir, name.as_str(), flags | extra | OFlags::NOATIME, access.mode) {
-            Err(Errno::PERM) => openat(dir, name.as_str(), flags | extra, access.mode)?,
+        let open = |direct| match openat(dir, name.as_str(), flags | direct | OFlags::NOATIME, access.mode) {
+            Err(Errno::PERM) => openat(dir, name.as_str(), flags | direct, access.mode),
+            opened => opened,
+        };
+        let data = match open(if access.direct { OFlags::DIRECT } else { OFlags::empty() }) {
+            Err(Errno::INVAL) if access.direct => open(OFlags::empty())?,
             opened => opened?,
         };
-        let direct = if access.direct { OFlags::DIRECT } else { OFlags::empty() };
-        let data = match openat(dir, name.as_str(), flags | direct, Mode::empty()) {
-            Err(Errno::INVAL) if access.direct => openat(dir, name.as_str(), flags, Mode::empty())?,
-            opened => opened?,
-        };
-        let (a, b) = (fstat(&meta)?, fstat(&data)?);
-        if (a.st_dev, a.st_ino) != (b.st_dev, b.st_ino) {
-            // Removed and made anew between the two: as good as not there.
-            return Err(Errno::NOENT);
-        }
-        Ok(Self { id, data: Arc::new(data.into()), meta: meta.into() })
+        Ok(Self { id, data: Arc::new(data.into()), pages: ScratchPool::new(PAGE, KEPT_PAGES) })
     }
 
     /// Becomes the segment's owner; false when somebody else is, or when the file is not the segment's any more.
@@ -114,17 +117,16 @@ impl SegmentFile {
 
     /// When anybody last said that they use it, in seconds since 1970.
     pub(super) fn used(&self) -> u64 {
-        fstat(&self.meta).map_or(0, |stat| u64::try_from(stat.st_atime).unwrap_or(0))
+        fstat(&self.data).map_or(0, |stat| u64::try_from(stat.st_atime).unwrap_or(0))
     }
 
-    /// Says that it is in use, for all processes to see. Its access time is nobody else's to set: reads are direct, or
-    /// say the same.
+    /// Says that it is in use, for all processes to see. Nothing else sets its access time.
     pub(super) fn note_use(&self) {
         use rustix::fs::{Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, futimens};
         let omit = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
         let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
         // A hint; a read-only file has none.
-        let _ = futimens(&self.meta, &Timestamps { last_access: now, last_modification: omit });
+        let _ = futimens(&self.data, &Timestamps { last_access: now, last_modification: omit });
     }
 
     /// Gives the file its full length with nothing in it, whatever was there.
@@ -135,7 +137,7 @@ impl SegmentFile {
         if self.len()? > 0 {
             ftruncate(&self.data, 0)?;
         }
-        fallocate(&self.meta, FallocateFlags::empty(), 0, bytes)
+        fallocate(&self.data, FallocateFlags::empty(), 0, bytes)
     }
 
     /// Gives the file's room back at once, also while others have it open.
@@ -143,7 +145,7 @@ impl SegmentFile {
         if let Ok(bytes) = self.len()
             && bytes > 0
         {
-            let _ = fallocate(&self.meta, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, bytes);
+            let _ = fallocate(&self.data, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, bytes);
         }
     }
 
@@ -153,9 +155,13 @@ impl SegmentFile {
     /// `Foreign` when there is none, or a damaged one; `IdentityMismatch` when it is another pool's;
     /// `UnsupportedVersion` when it is a newer kvtier's; the system's.
     pub(super) fn header(&self, pool: PoolId) -> Result<Header> {
-        let mut page = [0; PAGE];
-        self.read(0, &mut page).map_err(|e| self.failed("reading a segment's header", e))?;
-        let header = Header::decode(&page)?;
+        let look = || {
+            let mut page = [0; PAGE];
+            self.read(0, &mut page).map_err(|e| self.failed("reading a segment's header", e))?;
+            Header::decode(&page)
+        };
+        // Its owner may have been writing it just then.
+        let header = look().or_else(|error| if error.kind() == ErrorKind::Foreign { look() } else { Err(error) })?;
         if (header.pool, header.segment) != (pool, self.id) {
             return Err(Error::new(
                 ErrorKind::IdentityMismatch,
@@ -169,15 +175,17 @@ impl SegmentFile {
     pub(super) fn write_header(&self, header: &Header) -> Result<()> {
         let write = || {
             self.write(0, &header.encode())?;
-            fdatasync(&self.meta)
+            fdatasync(&self.data)
         };
         write().map_err(|e| self.failed("writing a segment's header", e))
     }
 
     /// The whole table of a segment with this header: each page, or why it can't be read.
     pub(super) fn table(&self, header: &Header, geometry: Geometry) -> Result<Vec<Result<TablePage>>> {
-        let mut bytes = vec![0; geometry.table_pages() * PAGE];
-        self.read(geometry.page_offset(0), &mut bytes).map_err(|e| self.failed("reading a segment's table", e))?;
+        let mut memory = ScratchPool::new(geometry.table_pages() * PAGE, 0).take()?;
+        let bytes = &mut memory[..geometry.table_pages() * PAGE];
+        read_all(&self.data, geometry.page_offset(0), bytes)
+            .map_err(|e| self.failed("reading a segment's table", e))?;
         let (pages, _) = bytes.as_chunks::<PAGE>();
         let decode = |(number, page): (usize, &Page)| {
             TablePage::decode(page, header.pool, header.segment, number as u32, header.generation)
@@ -202,38 +210,64 @@ impl SegmentFile {
         fdatasync(&self.data)
     }
 
-    /// Reads through the page cache; what lies beyond the end is zero.
-    pub(super) fn read(&self, at: u64, into: &mut [u8]) -> rustix::io::Result<()> {
-        let mut done = 0;
-        while done < into.len() {
-            match pread(&self.meta, &mut into[done..], at + done as u64) {
-                Ok(0) => {
-                    into[done..].fill(0);
-                    break;
-                }
-                Ok(n) => done += n,
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno),
-            }
-        }
+    /// Reads a page; what lies beyond the end is zero.
+    pub(super) fn read(&self, at: u64, into: &mut Page) -> rustix::io::Result<()> {
+        let mut memory = self.pages.take().map_err(|_| Errno::NOMEM)?;
+        read_all(&self.data, at, &mut memory[..PAGE])?;
+        into.copy_from_slice(&memory[..PAGE]);
         Ok(())
     }
 
-    /// Writes through the page cache.
-    pub(super) fn write(&self, at: u64, from: &[u8]) -> rustix::io::Result<()> {
-        let mut done = 0;
-        while done < from.len() {
-            match pwrite(&self.meta, &from[done..], at + done as u64) {
-                Ok(0) => return Err(Errno::IO),
-                Ok(n) => done += n,
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno),
-            }
-        }
-        Ok(())
+    /// Writes a page.
+    pub(super) fn write(&self, at: u64, from: &Page) -> rustix::io::Result<()> {
+        let mut memory = self.pages.take().map_err(|_| Errno::NOMEM)?;
+        memory[..PAGE].copy_from_slice(from);
+        write_all(&self.data, at, &memory[..PAGE])
     }
 
     fn failed(&self, what: &str, errno: Errno) -> Error {
         Error::from_io(what, errno.into()).with("segment", name_of(self.id))
     }
+}
+
+/// Fills aligned memory from a whole number of pages; what lies beyond the end is zero.
+pub(super) fn read_all(file: &File, at: u64, into: &mut [u8]) -> rustix::io::Result<()> {
+    let mut done = 0;
+    while done < into.len() {
+        match pread(file, &mut into[done..], at + done as u64) {
+            Ok(0) => {
+                into[done..].fill(0);
+                break;
+            }
+            Ok(n) => done += n,
+            Err(Errno::INTR) => {}
+            Err(Errno::INVAL) => without_direct_io(file)?,
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+/// Writes aligned memory to a whole number of pages.
+pub(super) fn write_all(file: &File, at: u64, from: &[u8]) -> rustix::io::Result<()> {
+    let mut done = 0;
+    while done < from.len() {
+        match pwrite(file, &from[done..], at + done as u64) {
+            Ok(0) => return Err(Errno::IO),
+            Ok(n) => done += n,
+            Err(Errno::INTR) => {}
+            Err(Errno::INVAL) => without_direct_io(file)?,
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+/// Goes on through the page cache, where the file system has refused direct IO in spite of what it says.
+///
+/// # Errors
+/// EINVAL when that was not it.
+fn without_direct_io(file: &File) -> rustix::io::Result<()> {
+    let flags = fcntl_getfl(file)?;
+    if flags.contains(OFlags::DIRECT) { fcntl_setfl(file, flags - OFlags::DIRECT) } else { Err(Errno::INVAL) }
 }
