@@ -69,6 +69,9 @@ PROGRAMS = {
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
 def test_with_1000_jobs_in_flight(program: str, url: str, place_options: dict[str, Any]) -> None:
+    if url.startswith("file:"):
+        # While a thread waits for a ring, valgrind lets no other one run. `make sanitize` goes over rings.
+        place_options = {**place_options, "io_engine": "threads"}
     place = f"URL, OPTIONS = {url!r}, {place_options!r}"
     ended = subprocess.run(
         [

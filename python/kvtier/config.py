@@ -59,7 +59,7 @@ class TierConfig:
     io_threads: int | None = None
     """Threads that do IO. None: twice the cores, 8 to 32."""
 
-    max_inflight_ops: int = 64
+    max_inflight_ops: int = 128
     """Blocks under way at the same time."""
 
     max_inflight_bytes: int | str = 256 << 20

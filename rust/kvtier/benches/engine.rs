@@ -28,6 +28,7 @@ impl BlockStore for Nothing {
             payload_bytes: 4096,
             concurrency: self.0.depth(),
             threads: self.0.depth(),
+            turn: usize::MAX,
             io_engine: "threads",
             read_only: false,
             exclusive: false,

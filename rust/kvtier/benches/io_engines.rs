@@ -19,7 +19,7 @@ use std::time::Instant;
 use io_uring::{IoUring, opcode, types};
 use kvtier::buffer::{HostRows, IoMemory, Region, RowLease};
 use kvtier::frame::ChecksumAlgorithm;
-use kvtier::io::{Direction, IoEngine, ThreadEngine, Transfer, UringEngine};
+use kvtier::io::{Completion, Direction, IoEngine, ThreadEngine, Transfer, UringEngine};
 use roots::cpu_seconds;
 use rustix::fs::OFlags;
 
@@ -67,7 +67,7 @@ fn main() {
 }
 
 fn ring() -> Arc<dyn IoEngine> {
-    UringEngine::start("bench-ring", ThreadEngine::start("bench-io", THREADS).unwrap(), UringEngine::DEPTH).unwrap()
+    UringEngine::start("bench-ring", ThreadEngine::start("bench-io", THREADS).unwrap(), 1, UringEngine::DEPTH).unwrap()
 }
 
 fn threads() -> Arc<dyn IoEngine> {
@@ -106,7 +106,7 @@ fn with_engine(
                 }
                 give_back.send(row).unwrap();
             };
-            engine.submit(transfer, Box::new(done));
+            engine.submit(transfer, Completion::brief(done));
         }
         (0..UNDER_WAY).for_each(|_| assert!(free.recv().is_ok()));
     })

@@ -59,9 +59,9 @@ impl IoEngine for EventfulIo {
             if let Some(event) = event {
                 event(&mut ended);
             }
-            done(ended);
+            done.call(ended);
         };
-        self.inner.submit(transfer, Box::new(eventful));
+        self.inner.submit(transfer, Completion::new(eventful));
     }
 
     fn register(&self, _: &Arc<Region>) -> Result<()> {

@@ -81,7 +81,7 @@ pub struct EngineConfig {
 impl Default for EngineConfig {
     fn default() -> Self {
         Self {
-            max_inflight_ops: 64,
+            max_inflight_ops: 128,
             max_inflight_bytes: 256 << 20,
             max_queued_store_bytes: 4 << 30,
             load_timeout: Duration::from_secs(30),

@@ -172,9 +172,10 @@ impl Shared {
     }
 
     /// Something has ended on this thread: unless the thread is pumping, and so takes what is next itself, see to it
-    /// that somebody does.
+    /// that somebody does. Where pumps take turns, one is enough: it calls others if there is so much to do.
     pub(super) fn follow(self: &Arc<Self>) {
-        if !PUMPING.get() {
+        let takes_turns = self.info.turn < usize::MAX;
+        if !PUMPING.get() && !(takes_turns && self.state.lock().pumps > 0) {
             self.schedule();
         }
     }
@@ -189,6 +190,7 @@ struct Pump {
 impl Pump {
     fn run(mut self) {
         PUMPING.set(true);
+        let mut begun = 0;
         while let Some((work, another)) = self.next() {
             if another {
                 self.shared.spawn_pump();
@@ -198,6 +200,12 @@ impl Pump {
                 log::error!(target: LOG_TARGET, "a block operation panicked; it counts as failed");
             }
             self.shared.wake_clock_if_wanted();
+            begun += 1;
+            if begun == self.shared.info.turn {
+                PUMPING.set(false);
+                let shared = Arc::clone(&self.shared);
+                return shared.store.0.spawn(Box::new(move || self.run()));
+            }
         }
         PUMPING.set(false);
     }

@@ -141,6 +141,7 @@ impl BlockStore for Script {
             payload_bytes: ROW,
             concurrency: self.threads,
             threads: self.threads,
+            turn: usize::MAX,
             io_engine: "threads",
             read_only: false,
             exclusive: self.exclusive,

@@ -25,7 +25,7 @@ pub fn engine_for(choice: IoEngineChoice, ring_gains: bool, threads: usize) -> R
     if !wanted {
         return Ok(tasks);
     }
-    match UringEngine::start("kvtier-ring", Arc::clone(&tasks), UringEngine::DEPTH) {
+    match UringEngine::start("kvtier-ring", Arc::clone(&tasks), UringEngine::rings(), UringEngine::DEPTH) {
         Ok(engine) => Ok(engine),
         Err(error) => {
             let level = if asked_for { log::Level::Warn } else { log::Level::Info };

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::{AtFlags, OFlags, StatxFlags, fcntl_getfl, fcntl_setfl, statx};
 use rustix::io::Errno;
 
-use super::{Completion, FileSystem, IoEngine, Transfer};
+use super::{Completion, FileSystem, IoEngine, Transfer, Transferred};
 use crate::buffer::{IoMemory, PAGE};
 
 /// Whether and with which alignment one root takes direct IO.
@@ -46,7 +46,8 @@ impl DirectIo {
     pub fn submit(self: &Arc<Self>, engine: &Arc<dyn IoEngine>, transfer: Transfer, done: Completion) {
         let Transfer { offset, direction, ref file, .. } = transfer;
         let (this, again, file) = (Arc::clone(self), Arc::clone(engine), Arc::clone(file));
-        let done: Completion = Box::new(move |ended| {
+        let is_brief = done.is_brief;
+        let judge = move |ended: Transferred| {
             let refused = ended.result.as_ref().is_err_and(|e| e.raw_os_error() == Some(Errno::INVAL.raw_os_error()));
             // After a short transfer the rest may not fit any more, which is not the file system's fault.
             let lied = refused && ended.memory.done_bytes() == 0;
@@ -56,10 +57,10 @@ impl DirectIo {
                 }
                 again.submit(Transfer { file, offset, direction, memory: ended.memory }, done);
             } else {
-                done(ended);
+                done.call(ended);
             }
-        });
-        engine.submit(transfer, done);
+        };
+        engine.submit(transfer, Completion { run: Box::new(judge), is_brief });
     }
 
     /// The file system has refused direct IO that it had promised.
@@ -94,7 +95,7 @@ mod tests {
     use super::*;
     use crate::buffer::{Region, ScratchPool};
     use crate::error::Result;
-    use crate::io::{Direction, Task, ThreadEngine, Transferred};
+    use crate::io::{Direction, Task, ThreadEngine};
 
     /// Refuses every transfer on a file with `O_DIRECT`, as some file systems do at the first real one.
     struct Liar(Arc<ThreadEngine>);
@@ -111,7 +112,7 @@ mod tests {
         }
         fn submit(&self, transfer: Transfer, done: Completion) {
             if fcntl_getfl(&transfer.file).unwrap().contains(OFlags::DIRECT) {
-                done(Transferred { memory: transfer.memory, result: Err(Errno::INVAL.into()) });
+                done.call(Transferred { memory: transfer.memory, result: Err(Errno::INVAL.into()) });
             } else {
                 self.0.submit(transfer, done);
             }
@@ -137,7 +138,7 @@ mod tests {
         assert!(direct.fits(&page()));
         let (send, receive) = mpsc::channel();
         let transfer = Transfer { file: Arc::clone(&file), offset: 0, direction: Direction::Write, memory: page() };
-        direct.submit(&engine, transfer, Box::new(move |t| send.send(t).unwrap()));
+        direct.submit(&engine, transfer, Completion::new(move |t| send.send(t).unwrap()));
         let ended = receive.recv_timeout(Duration::from_secs(20)).unwrap();
         ended.result.unwrap();
         assert_eq!((ended.memory.done_bytes(), file.metadata().unwrap().len()), (PAGE, PAGE as u64));

@@ -2,7 +2,9 @@
 //! store.
 //!
 //! An [`IoEngine`] runs two kinds of work: transfers ([`IoEngine::submit`]), and tasks that may block in system calls
-//! which have no asynchronous form, such as opening and linking files ([`IoEngine::spawn`]). It never sees a key.
+//! which have no asynchronous form, such as opening and linking files ([`IoEngine::spawn`]). Work that never blocks is
+//! *brief*, and said to be: an engine that waits for many transfers on one thread does it there, which spares handing it
+//! to another thread and waking that. An engine never sees a key.
 
 mod choice;
 mod direct;
@@ -32,12 +34,32 @@ pub use runtime::Runtime;
 pub use threads::ThreadEngine;
 pub use uring::UringEngine;
 
-/// Work that may block; runs on a thread of the engine.
+/// Work for a thread of an engine.
 pub type Task = Box<dyn FnOnce() + Send>;
 
-/// What happens when a transfer has ended: gets the memory back, and how many bytes moved. It may block in system calls,
-/// as a [`Task`] may.
-pub type Completion = Box<dyn FnOnce(Transferred) + Send>;
+/// What happens when a transfer has ended: gets the memory back, and how many bytes moved.
+pub struct Completion {
+    run: Box<dyn FnOnce(Transferred) + Send>,
+    is_brief: bool,
+}
+
+impl Completion {
+    /// One that may block in system calls.
+    pub fn new(run: impl FnOnce(Transferred) + Send + 'static) -> Self {
+        Self { run: Box::new(run), is_brief: false }
+    }
+
+    /// One that is brief: it computes and takes locks that nobody holds across IO, so that an engine may call it where it
+    /// waits for other transfers.
+    pub fn brief(run: impl FnOnce(Transferred) + Send + 'static) -> Self {
+        Self { run: Box::new(run), is_brief: true }
+    }
+
+    /// Calls it.
+    pub fn call(self, ended: Transferred) {
+        (self.run)(ended);
+    }
+}
 
 /// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,8 +112,25 @@ pub trait IoEngine: Send + Sync + 'static {
         self.depth()
     }
 
-    /// Runs `task` on a thread of the engine, as soon as one is free. After [`IoEngine::stop`] it is dropped unrun.
+    /// How many threads run brief work.
+    fn brief_threads(&self) -> usize {
+        self.threads()
+    }
+
+    /// Whether [`IoEngine::submit`] always returns before the transfer has ended.
+    fn completes_later(&self) -> bool {
+        false
+    }
+
+    /// Runs `task`, which may block, on a thread of the engine, as soon as one is free. After [`IoEngine::stop`] it is
+    /// dropped unrun.
     fn spawn(&self, task: Task);
+
+    /// As [`IoEngine::spawn`], for a task that is as brief as [`Completion::brief`]. Spawned by such work it runs soon
+    /// after it, on the same thread unless that has more of it.
+    fn spawn_brief(&self, task: Task) {
+        self.spawn(task);
+    }
 
     /// Starts a transfer; `done` is called exactly once, on a thread of the engine. Called from such a thread, the
     /// transfer may be made at once, so that `done` has been called when this returns. A transfer that waits or comes

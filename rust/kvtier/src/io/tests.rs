@@ -35,7 +35,7 @@ pub(super) fn begin(
 ) -> mpsc::Receiver<Transferred> {
     let (send, receive) = mpsc::channel();
     let transfer = Transfer { file: Arc::clone(file), offset, direction, memory };
-    engine.submit(transfer, Box::new(move |t| send.send(t).unwrap()));
+    engine.submit(transfer, Completion::new(move |t| send.send(t).unwrap()));
     receive
 }
 
@@ -50,7 +50,7 @@ fn os_code(ended: Transferred) -> Option<Errno> {
 /// A ring with as many threads beside it; `None`, and a line that says so, where no ring can be had.
 pub(super) fn ring(threads: usize, depth: usize) -> Option<Arc<UringEngine>> {
     let tasks = ThreadEngine::start("test-io", threads).unwrap();
-    match UringEngine::start("test-ring", tasks, depth) {
+    match UringEngine::start("test-ring", tasks, 1, depth) {
         Ok(engine) => Some(engine),
         Err(error) => {
             #[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
@@ -219,11 +219,11 @@ fn a_completion_may_submit_and_block(engine: &Arc<dyn IoEngine>) {
     let write = Transfer { file, offset: 0, direction: Direction::Write, memory: scratch_of(b"first") };
     engine.submit(
         write,
-        Box::new(move |ended| {
+        Completion::new(move |ended| {
             ended.result.unwrap();
             std::thread::sleep(Duration::from_millis(20));
             let read = Transfer { file: target, offset: 1, direction: Direction::Read, memory: scratch_of(&[0; 4]) };
-            again.submit(read, Box::new(move |ended| send.send(bytes_of(ended)).unwrap()));
+            again.submit(read, Completion::new(move |ended| send.send(bytes_of(ended)).unwrap()));
         }),
     );
     assert_eq!(receive.recv_timeout(PATIENCE).unwrap(), b"irst");
@@ -235,7 +235,7 @@ fn a_panic_costs_its_task_alone(engine: &Arc<dyn IoEngine>) {
         engine.spawn(Box::new(|| std::panic::resume_unwind(Box::new("on purpose"))));
         let transfer =
             Transfer { file: Arc::clone(&file), offset: 0, direction: Direction::Write, memory: scratch_of(b"x") };
-        engine.submit(transfer, Box::new(|_| std::panic::resume_unwind(Box::new("on purpose"))));
+        engine.submit(transfer, Completion::new(|_| std::panic::resume_unwind(Box::new("on purpose"))));
     }
     assert_eq!(bytes_of(submit(&**engine, &file, Direction::Read, scratch_of(&[0; 1]))).len(), 1);
     assert_eq!(engine.stop(PATIENCE), 0);
@@ -282,7 +282,7 @@ fn stopping_drops_what_waits_and_leaves_what_is_stuck(engine: &Arc<dyn IoEngine>
 fn another(engine: &Arc<dyn IoEngine>) -> Arc<dyn IoEngine> {
     let tasks = ThreadEngine::start("test-io", 2).unwrap();
     match engine.name() {
-        "uring" => UringEngine::start("test-ring", tasks, engine.depth()).unwrap(),
+        "uring" => UringEngine::start("test-ring", tasks, engine.brief_threads(), engine.depth()).unwrap(),
         _ => tasks,
     }
 }
@@ -308,7 +308,7 @@ fn stopping_at_any_moment_answers_each_transfer_once(engine: &Arc<dyn IoEngine>)
                             drop(ended.memory);
                             answers[n].fetch_add(1, Ordering::Relaxed);
                         };
-                        engine.submit(transfer, Box::new(count));
+                        engine.submit(transfer, Completion::new(count));
                     }
                 });
             }
@@ -329,7 +329,7 @@ fn the_last_owner_may_be_a_completion(engine: &Arc<dyn IoEngine>) {
     let transfer = Transfer { file, offset: 0, direction: Direction::Write, memory: scratch_of(b"x") };
     own.submit(
         transfer,
-        Box::new(move |_| {
+        Completion::new(move |_| {
             drop(owner.recv().unwrap());
             send.send(()).unwrap();
         }),

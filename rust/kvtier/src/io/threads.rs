@@ -121,7 +121,7 @@ impl IoEngine for ThreadEngine {
 
     fn submit(&self, transfer: Transfer, done: Completion) {
         if self.is_own_thread() {
-            done(run(transfer));
+            done.call(run(transfer));
         } else {
             self.queue(transfer, done);
         }
@@ -217,8 +217,8 @@ impl Job {
     fn run(self) {
         match self {
             Self::Task(task) => task(),
-            Self::Transfer(transfer, done) => done(run(transfer)),
-            Self::Ended(ended, done) => done(ended),
+            Self::Transfer(transfer, done) => done.call(run(transfer)),
+            Self::Ended(ended, done) => done.call(ended),
         }
     }
 
@@ -226,14 +226,14 @@ impl Job {
     fn cancel(self) {
         contained(|| match self {
             Self::Task(task) => drop(task),
-            Self::Transfer(transfer, done) => done(transfer.cancelled()),
-            Self::Ended(ended, done) => done(ended),
+            Self::Transfer(transfer, done) => done.call(transfer.cancelled()),
+            Self::Ended(ended, done) => done.call(ended),
         });
     }
 }
 
 /// Runs foreign code. Whoever waits for an answer learns of a panic by the drop of what the code had captured.
-fn contained(code: impl FnOnce()) {
+pub(super) fn contained(code: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(code)).is_err() {
         log::error!("a kvtier IO operation panicked; it is reported as failed and the thread goes on");
     }
@@ -283,7 +283,10 @@ mod tests {
             let (done, made) = mpsc::channel();
             let memory = IoMemory::scratch(ScratchPool::new(3, 0).take().unwrap(), 3);
             let transfer = Transfer { file, offset: 0, direction: Direction::Write, memory };
-            inner.submit(transfer, Box::new(move |t| done.send((t.result.is_ok(), thread::current().id())).unwrap()));
+            inner.submit(
+                transfer,
+                Completion::new(move |t| done.send((t.result.is_ok(), thread::current().id())).unwrap()),
+            );
             send.send(made.try_recv() == Ok((true, here))).unwrap();
         }));
         assert!(receive.recv_timeout(PATIENCE).unwrap());

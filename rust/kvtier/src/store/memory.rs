@@ -69,6 +69,7 @@ impl MemoryStore {
             payload_bytes: config.format.payload_bytes(),
             concurrency: io.threads(),
             threads: io.threads(),
+            turn: usize::MAX,
             io_engine: io.name(),
             read_only: config.read_only,
             exclusive: false,

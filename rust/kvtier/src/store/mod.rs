@@ -104,6 +104,9 @@ pub struct StoreInfo {
     /// Threads that begin operations. A store that works on an operation until it is done wants as many as it has; one
     /// that returns at once and answers later wants few.
     pub threads: usize,
+    /// How many operations such a thread begins before it lets others go on, for a store that gives what it has begun to
+    /// the device only between two turns; `usize::MAX` where that makes no difference.
+    pub turn: usize,
     /// How bytes move: the [`IoEngine`](crate::io::IoEngine)'s name, or `"network"`.
     pub io_engine: &'static str,
     /// Whether stores are refused.

@@ -1,12 +1,16 @@
-//! An IO engine whose transfers go through a ring of `io_uring`: one thread keeps many of them under way.
+//! An IO engine whose transfers go through rings of `io_uring`: a thread per ring keeps many of them under way.
 //!
 //! ```text
-//! submit ──▶ mailbox ──▶ ring thread ──▶ kernel ──▶ ring thread ──▶ task threads ──▶ completion
-//!              (eventfd wakes it)     submit_and_wait
+//! submit ──▶ mailbox ──▶ ring thread ◀──▶ kernel
+//!              (eventfd wakes it)  │  submit_and_wait
+//!                                  ├──▶ brief work: there and then
+//!                                  └──▶ work that may block: task threads
 //! ```
-//! The ring is made, used and closed by its own thread, which waits in the kernel for whatever comes first: an end of a
-//! transfer, or the eventfd by which new ones are announced. Completions may block, and verify checksums, so they run on
-//! the threads of a [`ThreadEngine`], as tasks do.
+//! A ring is made, used and closed by its own thread, which waits in the kernel for whatever comes first: an end of a
+//! transfer, or the eventfd by which new work is announced. Brief work (see [`Completion::brief`](super::Completion::brief)) runs on that thread,
+//! and what it submits goes into the same ring without another thread being woken: on a busy tier, one thread begins
+//! blocks, waits for many at a time and verifies them. It sees to the ring between a few pieces of work, so that the
+//! device always has something to do. Work that may block runs on the threads of a [`ThreadEngine`].
 //!
 //! A transfer's memory belongs to the ring thread's table from the moment that the kernel knows its address until the
 //! kernel says that it is done. Nothing takes it out earlier: not an error, not a stop, not the end of the thread, which
@@ -20,9 +24,12 @@ mod tests;
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use self::ring::{Mailbox, Posted};
+use self::ring::{Mail, Mailbox, Refused};
+use super::threads::contained;
 use super::{Completion, IoEngine, Task, ThreadEngine, Transfer};
 use crate::buffer::Region;
 use crate::error::Result;
@@ -30,12 +37,14 @@ use crate::process::Home;
 
 pub use probe::availability;
 
-/// One ring for transfers, and threads for everything else. See the [module](self).
+/// Rings for transfers and brief work, and threads for everything else. See the [module](self).
 pub struct UringEngine {
     tasks: Arc<ThreadEngine>,
-    mailbox: Arc<Mailbox>,
+    rings: Vec<Arc<Mailbox>>,
+    /// Whose turn it is.
+    next: AtomicUsize,
     depth: usize,
-    /// In a forked child there is no ring thread, and its lock may be held for ever.
+    /// In a forked child there are no ring threads, and their locks may be held for ever.
     home: Home,
 }
 
@@ -44,15 +53,47 @@ impl UringEngine {
     /// hands out by default twice over.
     pub const DEPTH: usize = 128;
 
-    /// Starts a ring for `depth` transfers (at least one), on a thread of that name; tasks and completions run on
-    /// `tasks`, which end with this engine.
+    /// Rings on this machine, by default. One thread verifies more bytes than most devices deliver, and each further one
+    /// has to be woken; so only many cores have more than one.
+    pub fn rings() -> usize {
+        thread::available_parallelism().map_or(1, |cores| (cores.get() / 4).clamp(1, 4))
+    }
+
+    /// Starts that many rings (at least one) for `depth` transfers together, on threads of that name; work that may block
+    /// runs on `tasks`, which end with this engine.
     ///
     /// # Errors
     /// `Unavailable` when a ring can't be had, with what is in the way.
-    pub fn start(name: &str, tasks: Arc<ThreadEngine>, depth: usize) -> Result<Arc<Self>> {
+    pub fn start(name: &str, tasks: Arc<ThreadEngine>, rings: usize, depth: usize) -> Result<Arc<Self>> {
         let depth = depth.clamp(1, ring::MOST_DEPTH);
-        let mailbox = ring::start(name, &tasks, depth)?;
-        Ok(Arc::new(Self { tasks, mailbox, depth, home: Home::here() }))
+        let home = Home::here();
+        // Made first, so that its drop ends the rings already started if a later one can't be.
+        let mut engine = Self { tasks, rings: Vec::new(), next: AtomicUsize::new(0), depth, home };
+        for number in 0..rings.max(1) {
+            let share = depth.div_ceil(rings.max(1));
+            engine.rings.push(ring::start(&format!("{name}-{number}"), &engine.tasks, share)?);
+        }
+        Ok(Arc::new(engine))
+    }
+
+    /// The ring that is next.
+    fn turn(&self) -> &Mailbox {
+        &self.rings[self.next.fetch_add(1, Ordering::Relaxed) % self.rings.len()]
+    }
+
+    /// The ring whose thread this is.
+    fn own(&self) -> Option<&Mailbox> {
+        self.rings.iter().map(|ring| &**ring).find(|ring| ring.is_served_here())
+    }
+
+    fn post(&self, to: &Mailbox, mail: Mail) {
+        match to.post(mail) {
+            Ok(()) => {}
+            Err(Refused::Stopped(mail)) => contained(|| mail.cancel()),
+            // The ring is gone, and said so in the log.
+            Err(Refused::NoRing(Mail::Transfer(transfer, done))) => self.tasks.submit(transfer, done),
+            Err(Refused::NoRing(Mail::Task(task))) => self.tasks.spawn(task),
+        }
     }
 }
 
@@ -69,17 +110,26 @@ impl IoEngine for UringEngine {
         self.tasks.threads()
     }
 
+    fn brief_threads(&self) -> usize {
+        self.rings.len()
+    }
+
+    fn completes_later(&self) -> bool {
+        true
+    }
+
     fn spawn(&self, task: Task) {
         self.tasks.spawn(task);
     }
 
+    fn spawn_brief(&self, task: Task) {
+        let ring = self.own().filter(|own| own.has_time()).unwrap_or_else(|| self.turn());
+        self.post(ring, Mail::Task(task));
+    }
+
     fn submit(&self, transfer: Transfer, done: Completion) {
-        match self.mailbox.post(transfer, done) {
-            Posted::Taken => {}
-            Posted::Stopped(transfer, done) => done(transfer.cancelled()),
-            // The ring is gone, and said so in the log.
-            Posted::NoRing(transfer, done) => self.tasks.submit(transfer, done),
-        }
+        let ring = self.own().unwrap_or_else(|| self.turn());
+        self.post(ring, Mail::Transfer(transfer, done));
     }
 
     fn register(&self, _rows: &Arc<Region>) -> Result<()> {
@@ -88,14 +138,14 @@ impl IoEngine for UringEngine {
 
     fn stop(&self, timeout: Duration) -> usize {
         let until = Instant::now().checked_add(timeout);
-        for (transfer, done) in self.mailbox.close() {
-            done(transfer.cancelled());
+        for ring in &self.rings {
+            ring.close().into_iter().for_each(|mail| contained(|| mail.cancel()));
         }
-        // Waiting tasks are dropped; what the ring still ends is completed on its own thread from here on.
+        // Waiting tasks are dropped; what the rings still end is completed on their own threads from here on.
         self.tasks.stop(Duration::ZERO);
-        let ring = usize::from(!self.mailbox.wait_for_end(until));
+        let stuck = self.rings.iter().filter(|ring| !ring.wait_for_end(until)).count();
         let left = until.map_or(timeout, |until| until.saturating_duration_since(Instant::now()));
-        ring + self.tasks.stop(left)
+        stuck + self.tasks.stop(left)
     }
 }
 
@@ -109,6 +159,7 @@ impl Drop for UringEngine {
 
 impl fmt::Debug for UringEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "UringEngine({} transfers, {} threads)", self.depth, self.tasks.threads())
+        let (rings, threads) = (self.rings.len(), self.tasks.threads());
+        write!(f, "UringEngine({} transfers, {rings} rings, {threads} threads)", self.depth)
     }
 }

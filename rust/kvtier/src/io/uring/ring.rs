@@ -1,6 +1,6 @@
 //! The ring's thread: what it is sent, what the kernel is working on, and how both end.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -14,7 +14,8 @@ use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, write};
 
-use super::super::{Completion, Direction, ThreadEngine, Transfer, Transferred};
+use super::super::threads::contained;
+use super::super::{Completion, Direction, IoEngine, Task, ThreadEngine, Transfer, Transferred};
 use super::probe;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::{Condvar, Mutex};
@@ -41,12 +42,38 @@ const BREATHER: Duration = Duration::from_millis(1);
 /// How often a thread that waits for the ring's end looks at the clock when it has no deadline.
 const A_WHILE: Duration = Duration::from_secs(3600);
 
+/// How much brief work is done before the ring gets what that has submitted.
+const TURN: usize = 8;
+
 thread_local! {
     /// The mailbox that this thread serves, by its address; 0 for none.
     static SERVES: Cell<usize> = const { Cell::new(0) };
+    /// What work on this thread has sent to the ring that it serves.
+    static OWN_MAIL: RefCell<Vec<Mail>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Where transfers wait for the ring's thread.
+/// What is sent to a ring's thread.
+pub(super) enum Mail {
+    Transfer(Transfer, Completion),
+    /// Brief.
+    Task(Task),
+}
+
+impl Mail {
+    /// Ends what will not be begun. Runs foreign code, so no lock may be held.
+    pub(super) fn cancel(self) {
+        match self {
+            Self::Transfer(transfer, done) => done.call(transfer.cancelled()),
+            Self::Task(task) => drop(task),
+        }
+    }
+
+    fn is_task(&self) -> bool {
+        matches!(self, Self::Task(_))
+    }
+}
+
+/// Where work waits for the ring's thread.
 #[derive(Debug)]
 pub(super) struct Mailbox {
     state: Mutex<State>,
@@ -60,7 +87,7 @@ pub(super) struct Mailbox {
 }
 
 struct State {
-    waiting: VecDeque<(Transfer, Completion)>,
+    waiting: Vec<Mail>,
     /// The thread has seen that nothing waits, so it has to be woken.
     asleep: bool,
     phase: Phase,
@@ -77,11 +104,10 @@ enum Phase {
     Cancelled,
 }
 
-/// What became of a transfer that was sent.
-pub(super) enum Posted {
-    Taken,
-    Stopped(Transfer, Completion),
-    NoRing(Transfer, Completion),
+/// Why mail comes back.
+pub(super) enum Refused {
+    Stopped(Mail),
+    NoRing(Mail),
 }
 
 impl std::fmt::Debug for State {
@@ -100,7 +126,7 @@ pub(super) fn start(name: &str, tasks: &Arc<ThreadEngine>, depth: usize) -> Resu
     };
     let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
         .map_err(|e| unavailable("a descriptor for the ring", e.into()))?;
-    let state = State { waiting: VecDeque::new(), asleep: false, phase: Phase::Open, has_ended: false };
+    let state = State { waiting: Vec::new(), asleep: false, phase: Phase::Open, has_ended: false };
     let mailbox = Arc::new(Mailbox {
         state: Mutex::new(state),
         ended: Condvar::new(),
@@ -131,25 +157,40 @@ pub(super) fn start(name: &str, tasks: &Arc<ThreadEngine>, depth: usize) -> Resu
 }
 
 impl Mailbox {
-    pub(super) fn post(&self, transfer: Transfer, done: Completion) -> Posted {
+    /// Sends something to the ring's thread.
+    pub(super) fn post(&self, mail: Mail) -> Result<(), Refused> {
+        if self.is_served_here() {
+            OWN_MAIL.with_borrow_mut(|own| own.push(mail));
+            return Ok(());
+        }
         let mut state = self.state.lock();
         if state.phase != Phase::Open {
-            return Posted::Stopped(transfer, done);
+            return Err(Refused::Stopped(mail));
         }
         if state.has_ended {
-            return Posted::NoRing(transfer, done);
+            return Err(Refused::NoRing(mail));
         }
-        state.waiting.push_back((transfer, done));
+        state.waiting.push(mail);
         let wake = std::mem::take(&mut state.asleep);
         drop(state);
         if wake {
             self.ring_bell();
         }
-        Posted::Taken
+        Ok(())
+    }
+
+    /// Whether the calling thread is the ring's.
+    pub(super) fn is_served_here(&self) -> bool {
+        SERVES.get() == std::ptr::from_ref(self).addr()
+    }
+
+    /// Whether the ring's thread, which calls this, has no task to do next.
+    pub(super) fn has_time(&self) -> bool {
+        OWN_MAIL.with_borrow(|own| !own.iter().any(Mail::is_task))
     }
 
     /// Nothing new begins from now on; hands out what was waiting.
-    pub(super) fn close(&self) -> VecDeque<(Transfer, Completion)> {
+    pub(super) fn close(&self) -> Vec<Mail> {
         let mut state = self.state.lock();
         if state.phase == Phase::Open {
             state.phase = Phase::Closed;
@@ -164,8 +205,7 @@ impl Mailbox {
     /// cancelled, as far as the kernel has not begun it. Never waits for the calling thread.
     pub(super) fn wait_for_end(&self, until: Option<Instant>) -> bool {
         let mut state = self.state.lock();
-        let own = SERVES.get() == std::ptr::from_ref(self).addr();
-        while !state.has_ended && !own {
+        while !state.has_ended && !self.is_served_here() {
             if self.ended.wait_until(&mut state, until.unwrap_or_else(|| Instant::now() + A_WHILE)) && until.is_some() {
                 state.phase = Phase::Cancelled;
                 drop(state);
@@ -199,10 +239,14 @@ struct RingThread {
     tasks: Arc<ThreadEngine>,
     flights: Vec<Option<Flight>>,
     free: Vec<usize>,
+    /// Transfers that wait for a slot.
+    queued: VecDeque<(Transfer, Completion)>,
     /// Slots whose (next) instruction is still to be given to the ring.
     to_begin: Vec<usize>,
     /// Transfers that have ended and are to be completed.
-    landed: Vec<(Transferred, Completion)>,
+    landed: VecDeque<(Transferred, Completion)>,
+    /// Brief tasks.
+    briefs: VecDeque<Task>,
     bell_is_polled: bool,
     cancelling: bool,
     /// Dropped last, when the ring is closed.
@@ -242,8 +286,10 @@ impl RingThread {
             tasks,
             flights: (0..depth).map(|_| None).collect(),
             free: (0..depth).rev().collect(),
+            queued: VecDeque::new(),
             to_begin: Vec::with_capacity(depth),
-            landed: Vec::with_capacity(depth),
+            landed: VecDeque::with_capacity(depth),
+            briefs: VecDeque::new(),
             bell_is_polled: false,
             cancelling: false,
             _end: end,
@@ -254,7 +300,9 @@ impl RingThread {
         let mut ends = Vec::with_capacity(self.flights.len());
         loop {
             let phase = self.take_mail();
-            if phase != Phase::Open && self.free.len() == self.flights.len() {
+            if phase == Phase::Open {
+                self.take_off();
+            } else if self.is_done() {
                 return;
             }
             self.give_instructions(phase);
@@ -267,27 +315,79 @@ impl RingThread {
                     None => {}
                 }
             }
-            self.tasks.complete(&mut self.landed);
             if let Err(error) = entered {
                 log::warn!("io_uring stopped working, threads make the transfers from now on: {error}");
                 return;
             }
+            self.work();
         }
     }
 
-    /// Takes as many transfers as there are free slots.
+    /// Takes what has come. Once the engine is stopped, nothing of it begins.
     fn take_mail(&mut self) -> Phase {
-        let mut state = self.mailbox.state.lock();
+        let mut mail = OWN_MAIL.take();
+        let phase = {
+            let mut state = self.mailbox.state.lock();
+            mail.append(&mut state.waiting);
+            // Also while transfers are under way: whatever comes first ends the wait.
+            state.asleep = self.is_idle() && !mail.iter().any(Mail::is_task);
+            state.phase
+        };
+        if phase != Phase::Open {
+            let queued = self.queued.drain(..).map(|(transfer, done)| Mail::Transfer(transfer, done));
+            let all: Vec<_> = queued.chain(self.briefs.drain(..).map(Mail::Task)).chain(mail).collect();
+            all.into_iter().for_each(|mail| contained(|| mail.cancel()));
+            return phase;
+        }
+        for mail in mail {
+            match mail {
+                Mail::Transfer(transfer, done) => self.queued.push_back((transfer, done)),
+                Mail::Task(task) => self.briefs.push_back(task),
+            }
+        }
+        phase
+    }
+
+    /// Gives free slots to those who wait for one.
+    fn take_off(&mut self) {
         while let Some(slot) = self.free.pop() {
-            let Some((transfer, done)) = state.waiting.pop_front() else {
+            let Some((transfer, done)) = self.queued.pop_front() else {
                 self.free.push(slot);
-                break;
+                return;
             };
             self.flights[slot] = Some(Flight { transfer, done, segments: Vec::new() });
             self.to_begin.push(slot);
         }
-        state.asleep = state.waiting.is_empty();
-        state.phase
+    }
+
+    /// Whether there is nothing to do before something comes or ends.
+    fn is_idle(&self) -> bool {
+        self.landed.is_empty() && self.briefs.is_empty()
+    }
+
+    /// Whether nothing is under way, once nothing begins any more.
+    fn is_done(&self) -> bool {
+        self.free.len() == self.flights.len() && self.is_idle() && OWN_MAIL.with_borrow(Vec::is_empty)
+    }
+
+    /// Does some of the work that is there.
+    fn work(&mut self) {
+        let mut for_threads = Vec::new();
+        let mut done_here = 0;
+        while done_here < TURN
+            && let Some((ended, done)) = self.landed.pop_front()
+        {
+            if done.is_brief {
+                contained(|| done.call(ended));
+                done_here += 1;
+            } else {
+                for_threads.push((ended, done));
+            }
+        }
+        self.tasks.complete(&mut for_threads);
+        if let Some(task) = self.briefs.pop_front() {
+            contained(task);
+        }
     }
 
     fn give_instructions(&mut self, phase: Phase) {
@@ -322,10 +422,16 @@ impl RingThread {
         self.to_begin.truncate(postponed);
     }
 
-    /// Hands the instructions to the kernel and waits until something has ended.
+    /// Hands the instructions to the kernel, and waits until something has ended if there is nothing else to do.
     fn enter(&mut self) -> io::Result<()> {
-        let wanted = usize::from(self.landed.is_empty());
-        let Err(error) = self.ring.submit_and_wait(wanted) else { return Ok(()) };
+        let entered = if self.is_idle() {
+            self.ring.submit_and_wait(1)
+        } else if self.ring.submission().is_empty() {
+            Ok(0)
+        } else {
+            self.ring.submit()
+        };
+        let Err(error) = entered else { return Ok(()) };
         match Errno::from_io_error(&error) {
             Some(Errno::INTR) => Ok(()),
             // No memory, or completions have to be taken first: what was not taken stays in the ring.
@@ -373,7 +479,7 @@ impl RingThread {
     fn land(&mut self, slot: usize, result: io::Result<()>) {
         if let Some(Flight { transfer, done, .. }) = self.flights[slot].take() {
             self.free.push(slot);
-            self.landed.push((Transferred { memory: transfer.memory, result }, done));
+            self.landed.push_back((Transferred { memory: transfer.memory, result }, done));
         }
     }
 }
@@ -417,6 +523,11 @@ fn take_segments(taken: &mut Vec<Segment>, all: impl Iterator<Item = (NonNull<u8
 
 impl Drop for RingThread {
     fn drop(&mut self) {
+        // From here on, what is sent goes through the mailbox, and from there to the task threads.
+        SERVES.set(0);
+        let mut waiting = OWN_MAIL.take();
+        waiting.extend(self.queued.drain(..).map(|(transfer, done)| Mail::Transfer(transfer, done)));
+        waiting.extend(self.briefs.drain(..).map(Mail::Task));
         // Usually nothing is under way. Otherwise the ring has failed: the kernel may go on moving bytes after it was
         // closed, so the memory must stay for ever, and with it, for a load, the engine's result.
         for flight in self.flights.drain(..).flatten() {
@@ -425,7 +536,8 @@ impl Drop for RingThread {
             // Whoever waits for the answer learns of the end by the drop of what the completion had captured.
             let _ = catch_unwind(AssertUnwindSafe(|| drop(done)));
         }
-        self.tasks.complete(&mut self.landed);
+        self.tasks.complete(&mut self.landed.drain(..).collect());
+        leave_to(&self.tasks, waiting);
     }
 }
 
@@ -437,8 +549,15 @@ impl Drop for EndNotice {
             std::mem::take(&mut state.waiting)
         };
         self.mailbox.ended.notify_all();
-        for (transfer, done) in waiting {
-            self.tasks.queue(transfer, done);
+        leave_to(&self.tasks, waiting);
+    }
+}
+
+fn leave_to(tasks: &ThreadEngine, mail: Vec<Mail>) {
+    for mail in mail {
+        match mail {
+            Mail::Transfer(transfer, done) => tasks.queue(transfer, done),
+            Mail::Task(task) => tasks.spawn(task),
         }
     }
 }

@@ -35,7 +35,7 @@ fn stopping_waits_for_what_is_under_way() {
     let Some(engine) = ring(1, 4) else { return };
     let (slow, mut other_end) = slow_file();
     let read = begin(&*engine, &slow, 0, Direction::Read, scratch_of(&[0; 5]));
-    wait_until(|| engine.mailbox.is_empty());
+    wait_until(|| engine.rings[0].is_empty());
     let stopping = {
         let engine = Arc::clone(&engine);
         thread::spawn(move || engine.stop(PATIENCE))
@@ -70,7 +70,7 @@ fn what_outlasts_a_stop_keeps_its_memory_until_the_kernel_lets_go() {
 #[test]
 fn dropping_the_engine_ends_what_is_under_way() {
     let Some(engine) = ring(2, 4) else { return };
-    let mailbox = Arc::downgrade(&engine.mailbox);
+    let mailbox = Arc::downgrade(&engine.rings[0]);
     let (slow, _other_end) = slow_file();
     let reads: Vec<_> = (0..10).map(|_| begin(&*engine, &slow, 0, Direction::Read, scratch_of(&[0; 5]))).collect();
     drop(engine);
@@ -121,12 +121,12 @@ fn threads_take_over_from_a_ring_that_fails() {
     write(b"by the ring").unwrap().result.unwrap();
     let (slow, _other_end) = slow_file();
     let stuck = begin(&*engine, &slow, 0, Direction::Read, scratch_of(&[0; 5]));
-    wait_until(|| engine.mailbox.is_empty());
+    wait_until(|| engine.rings[0].is_empty());
 
     // SAFETY: the ring's own descriptor, which the engine's thread goes on to use as the number of something that is no
     // ring. Whoever closes it last closes the file that it is replaced by.
     let mut ring =
-        std::mem::ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(engine.mailbox.ring.load(Ordering::Relaxed)) });
+        std::mem::ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(engine.rings[0].ring.load(Ordering::Relaxed)) });
     rustix::io::dup2(File::open("/dev/null").unwrap(), &mut ring).unwrap();
 
     wait_until(|| {
@@ -134,7 +134,7 @@ fn threads_take_over_from_a_ring_that_fails() {
         if let Ok(ended) = write(b"by whom") {
             ended.result.unwrap();
         }
-        engine.mailbox.has_ended()
+        engine.rings[0].has_ended()
     });
     // The kernel was not asked any more, so the memory is given up rather than freed.
     assert_eq!(stuck.recv_timeout(PATIENCE).unwrap_err(), mpsc::RecvTimeoutError::Disconnected);

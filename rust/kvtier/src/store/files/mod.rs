@@ -254,6 +254,7 @@ impl BlockStore for FilesStore {
             payload_bytes: files.config.format.payload_bytes(),
             concurrency: files.io.depth(),
             threads: files.io.threads(),
+            turn: usize::MAX,
             io_engine: files.io.name(),
             read_only: files.config.read_only,
             exclusive: files.exclusive,

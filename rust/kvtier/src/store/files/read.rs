@@ -12,7 +12,7 @@ use super::{Files, Route, is_file, no_file};
 use crate::buffer::{IoMemory, RowLease};
 use crate::error::{Error, ErrorKind, Result};
 use crate::frame::TRAILER_BYTES;
-use crate::io::{Direction, Transfer, Transferred};
+use crate::io::{Completion, Direction, Transfer, Transferred};
 use crate::layout::BlockKey;
 use crate::store::{Done, Loaded};
 
@@ -127,7 +127,7 @@ impl Load {
             let outcome = self.examine(ended, row);
             self.judge(opened, outcome);
         };
-        files.submit(direct, transfer, Box::new(finish));
+        files.submit(direct, transfer, Completion::new(finish));
     }
 
     /// What the transfer fills, and the row if it is filled later.

@@ -14,7 +14,7 @@ use super::{Files, Route, is_file, no_file};
 use crate::buffer::{IoMemory, RowLease};
 use crate::config::Durability;
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::{Direction, Transfer, Transferred};
+use crate::io::{Completion, Direction, Transfer, Transferred};
 use crate::layout::{BlockKey, BlockPath};
 use crate::store::{Done, Location, Stored};
 
@@ -45,7 +45,7 @@ impl Files {
                     let stored = this.finish(write, ended).map_err(|e| this.about(&key, e));
                     done.give(stored.map(|bytes| Stored { location: Location::default(), bytes }));
                 };
-                self.submit(direct, transfer, Box::new(finish));
+                self.submit(direct, transfer, Completion::new(finish));
             }
         }
     }

@@ -238,6 +238,7 @@ impl BlockStore for BucketStore {
             concurrency: (objects.config.object.concurrency * 4).div_ceil(3),
             // Beginning an operation takes a microsecond, and the network's threads have other things to do.
             threads: 1,
+            turn: usize::MAX,
             io_engine: "network",
             read_only: objects.config.read_only,
             exclusive: false,

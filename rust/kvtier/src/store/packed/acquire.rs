@@ -419,7 +419,7 @@ impl Pool {
         };
         let number = slot.slot;
         let (send, receive) = std::sync::mpsc::channel();
-        slot.publish(entry, false, Box::new(move |written| drop(send.send(written))));
+        slot.publish(entry, false, None, Box::new(move |written| drop(send.send(written))));
         let lost = |_| Error::new(ErrorKind::Internal, "the table gave no answer");
         receive.recv().map_err(lost)??;
         self.published(namespace, &own.header, number, &trailer.key)?;

@@ -158,7 +158,8 @@ impl SegmentCensus {
 
 /// Whether a slot's block is the one that its entry says.
 fn verify(file: &SegmentFile, header: &Header, geometry: Geometry, slot: u32, name: &KeyName) -> Result<()> {
-    let (trailer, _block) = read_block(file, header, geometry, slot, &ScratchPool::new(geometry.slot_bytes as usize, 0))?;
+    let (trailer, _block) =
+        read_block(file, header, geometry, slot, &ScratchPool::new(geometry.slot_bytes as usize, 0))?;
     if KeyName::of(&trailer.key) != *name {
         return Err(Error::new(ErrorKind::WrongKey, format!("the slot's block is that of key {}", trailer.key)));
     }

@@ -3,11 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::io::Errno;
+
 use super::format::{Entry, Geometry, Header, SlotState, TablePage};
 use super::hints::Hints;
 use super::segment::SegmentFile;
 use crate::buffer::PAGE;
 use crate::error::{Error, Result};
+use crate::io::{Completion, IoEngine, Transferred};
 use crate::process::Home;
 use crate::sync::Mutex;
 
@@ -75,6 +78,8 @@ pub(super) struct Change {
     entry: Entry,
     /// The slot, if it is in flight.
     ticket: Option<SlotTicket>,
+    /// Whether the device has to have it.
+    durable: bool,
     then: Box<dyn FnOnce(Result<()>) + Send>,
 }
 
@@ -127,14 +132,15 @@ impl OwnSegment {
         match known {
             Some(entry) => {
                 let entry = Entry { state: SlotState::Dead, ..entry };
-                self.change(Change { slot, entry, ticket: None, then }, false);
+                self.change(Change { slot, entry, ticket: None, durable: false, then }, None);
             }
             None => then(Ok(())),
         }
     }
 
-    /// Writes an entry, and those that others want to write meanwhile, page by page; `durable` waits for the device.
-    fn change(&self, change: Change, durable: bool) {
+    /// Writes an entry, and those that others want to write meanwhile, page by page. Over an engine that completes later
+    /// this returns at once, and what is changed by the work that is just being done goes out in one write.
+    fn change(self: &Arc<Self>, change: Change, io: Option<&Arc<dyn IoEngine>>) {
         {
             let mut state = self.state.lock();
             state.waiting.push(change);
@@ -143,37 +149,60 @@ impl OwnSegment {
             }
             state.writing = true;
         }
-        loop {
-            let (changes, pages) = {
-                let mut state = self.state.lock();
-                let changes = std::mem::take(&mut state.waiting);
-                if changes.is_empty() {
-                    state.writing = false;
-                    return;
-                }
-                let pages = self.apply(&mut state, &changes);
-                (changes, pages)
-            };
-            // Only this thread writes the table, so pages don't overtake each other.
-            let written: Vec<_> = pages.iter().map(|page| self.file.write_table_page(self.geometry, page)).collect();
-            let flushed = if durable { self.file.flush() } else { Ok(()) };
-            self.hints.note(self.id());
-            let outcome = |number: usize| {
-                let at = pages.iter().position(|page| page.number as usize == number);
-                let result = at.and_then(|at| written.get(at).copied()).unwrap_or(Ok(()));
-                result.and(flushed).map_err(|e| Error::from_io("writing a segment's table", e.into()))
-            };
-            let outcomes: Vec<_> =
-                changes.iter().map(|change| outcome(self.geometry.entry_of(change.slot).0)).collect();
-            if outcomes.iter().any(Result::is_err) {
-                self.take_back(&changes, &outcomes);
+        match io.filter(|io| io.completes_later()) {
+            None => while self.write_round() {},
+            Some(io) => Rounds::begin(self, io),
+        }
+    }
+
+    /// Writes what waits; false when nothing did, and nobody is writing any more. Only one thread at a time does this, so
+    /// pages don't overtake each other.
+    fn write_round(&self) -> bool {
+        let Some((changes, pages)) = self.next_round() else { return false };
+        self.write_now(changes, &pages);
+        true
+    }
+
+    fn write_now(&self, changes: Vec<Change>, pages: &[TablePage]) {
+        let mut written: Vec<_> = pages.iter().map(|page| self.file.write_table_page(self.geometry, page)).collect();
+        if changes.iter().any(|change| change.durable)
+            && let Err(errno) = self.file.flush()
+        {
+            written.fill(Err(errno));
+        }
+        self.settle(changes, pages, &written);
+    }
+
+    /// What waits, and the pages that it changes.
+    fn next_round(&self) -> Option<(Vec<Change>, Vec<TablePage>)> {
+        let mut state = self.state.lock();
+        let changes = std::mem::take(&mut state.waiting);
+        if changes.is_empty() {
+            state.writing = false;
+            return None;
+        }
+        let pages = self.apply(&mut state, &changes);
+        Some((changes, pages))
+    }
+
+    /// Tells those who made the changes how it went.
+    fn settle(&self, changes: Vec<Change>, pages: &[TablePage], written: &[rustix::io::Result<()>]) {
+        self.hints.note(self.id());
+        let outcome = |change: &Change| {
+            let number = self.geometry.entry_of(change.slot).0;
+            let at = pages.iter().position(|page| page.number as usize == number);
+            let result = at.and_then(|at| written.get(at).copied()).unwrap_or(Ok(()));
+            result.map_err(|e| Error::from_io("writing a segment's table", e.into()))
+        };
+        let outcomes: Vec<_> = changes.iter().map(outcome).collect();
+        if outcomes.iter().any(Result::is_err) {
+            self.take_back(&changes, &outcomes);
+        }
+        for (change, outcome) in changes.into_iter().zip(outcomes) {
+            if let (Some(mut ticket), true) = (change.ticket, outcome.is_ok()) {
+                ticket.filled = true;
             }
-            for (change, outcome) in changes.into_iter().zip(outcomes) {
-                if let (Some(mut ticket), true) = (change.ticket, outcome.is_ok()) {
-                    ticket.filled = true;
-                }
-                (change.then)(outcome);
-            }
+            (change.then)(outcome);
         }
     }
 
@@ -190,6 +219,7 @@ impl OwnSegment {
                 }
             }
         }
+        numbers.sort_unstable();
         numbers.into_iter().filter_map(|page| state.pages.get(page).cloned()).collect()
     }
 
@@ -205,6 +235,73 @@ impl OwnSegment {
             }
         }
         state.failed = true;
+    }
+}
+
+/// Writes a table by an engine that completes later: round after round, until nothing waits. However it is dropped, an
+/// engine that was stopped included, what it has taken over is written.
+struct Rounds {
+    own: Arc<OwnSegment>,
+    io: Arc<dyn IoEngine>,
+    under_way: Option<(Vec<Change>, Vec<TablePage>)>,
+    ended: bool,
+}
+
+impl Rounds {
+    /// Begins after the work that is just being done, which may bring more changes.
+    fn begin(own: &Arc<OwnSegment>, io: &Arc<dyn IoEngine>) {
+        Self { own: Arc::clone(own), io: Arc::clone(io), under_way: None, ended: false }.go_on_soon();
+    }
+
+    fn go_on_soon(self) {
+        let io = Arc::clone(&self.io);
+        io.spawn_brief(Box::new(move || self.go_on()));
+    }
+
+    fn go_on(mut self) {
+        self.under_way = self.own.next_round();
+        let Some((changes, pages)) = &self.under_way else {
+            self.ended = true;
+            return;
+        };
+        let io = Arc::clone(&self.io);
+        match self.own.file.table_transfer(self.own.geometry, pages) {
+            Some(transfer) if !changes.iter().any(|change| change.durable) => {
+                io.submit(transfer, Completion::brief(move |ended| self.finish(ended)));
+            }
+            // Flushing blocks.
+            _ => io.spawn(Box::new(move || drop(self))),
+        }
+    }
+
+    fn finish(mut self, ended: Transferred) {
+        let written = match &ended.result {
+            Ok(()) if ended.memory.left_bytes() == 0 => Ok(()),
+            Ok(()) => Err(Errno::IO),
+            Err(error) => Err(Errno::from_io_error(error).unwrap_or(Errno::IO)),
+        };
+        drop(ended);
+        if matches!(written, Err(Errno::CANCELED | Errno::INVAL)) {
+            // The engine was stopped, or the file system refuses direct IO: it is written without either.
+            return;
+        }
+        if let Some((changes, pages)) = self.under_way.take() {
+            let written = vec![written; pages.len()];
+            self.own.settle(changes, &pages, &written);
+        }
+        self.go_on_soon();
+    }
+}
+
+impl Drop for Rounds {
+    fn drop(&mut self) {
+        if self.ended {
+            return;
+        }
+        if let Some((changes, pages)) = self.under_way.take() {
+            self.own.write_now(changes, &pages);
+        }
+        while self.own.write_round() {}
     }
 }
 
@@ -231,9 +328,16 @@ impl SlotTicket {
     }
 
     /// The block is complete: writes its entry, and calls `then` when every process can see it.
-    pub(super) fn publish(self, entry: Entry, durable: bool, then: Box<dyn FnOnce(Result<()>) + Send>) {
+    /// Written by the calling thread, or, where that must not wait for the device, by `io`.
+    pub(super) fn publish(
+        self,
+        entry: Entry,
+        durable: bool,
+        io: Option<&Arc<dyn IoEngine>>,
+        then: Box<dyn FnOnce(Result<()>) + Send>,
+    ) {
         let own = Arc::clone(&self.own);
-        own.change(Change { slot: self.slot, entry, ticket: Some(self), then }, durable);
+        own.change(Change { slot: self.slot, entry, ticket: Some(self), durable, then }, io);
     }
 }
 

@@ -301,9 +301,10 @@ impl Pool {
         self.current_file_of(id)?.header(self.superblock().pool)
     }
 
-    /// The generation that a segment has on storage; `None` when it can't be told, or there is none.
+    /// The generation that a segment has on storage; `None` when it can't be told, or there is none. Costs two system calls
+    /// as a rule.
     pub(super) fn generation_of(&self, id: u32) -> Option<u64> {
-        Some(self.header_of(id).ok()?.generation)
+        self.current_file_of(id).ok()?.generation(self.superblock().pool)
     }
 
     /// Reads what a segment holds, unless this process is its owner and knows.

@@ -9,7 +9,7 @@ use super::{Packed, Route};
 use crate::buffer::{IoMemory, RowLease};
 use crate::error::{Error, ErrorKind, Result};
 use crate::frame::Verify;
-use crate::io::{Direction, Transfer, Transferred};
+use crate::io::{Completion, Direction, Transfer, Transferred};
 use crate::layout::BlockKey;
 use crate::store::{Done, Loaded};
 
@@ -82,19 +82,25 @@ impl Packed {
 impl Load {
     fn attempt(mut self, row: RowLease) {
         self.attempts += 1;
-        let packed = Arc::clone(&self.packed);
-        let place = packed.place_of(&self.key).or_else(|error| {
-            if error.kind() != ErrorKind::Missing {
-                return Err(error);
-            }
+        match self.packed.place_of(&self.key) {
+            Ok(place) => self.read(place, row),
             // Another process may have stored it just now.
-            packed.pool().follow();
-            packed.place_of(&self.key)
-        });
-        let place = match place {
-            Ok(place) => place,
-            Err(error) => return self.end(Err(error)),
-        };
+            Err(error) if error.kind() == ErrorKind::Missing => {
+                let io = Arc::clone(&self.packed.io);
+                io.spawn(Box::new(move || {
+                    self.packed.pool().follow();
+                    match self.packed.place_of(&self.key) {
+                        Ok(place) => self.read(place, row),
+                        Err(error) => self.end(Err(error)),
+                    }
+                }));
+            }
+            Err(error) => self.end(Err(error)),
+        }
+    }
+
+    fn read(self, place: Place, row: RowLease) {
+        let packed = Arc::clone(&self.packed);
         // What proves a block bad is read into memory that nobody else can reach: a row that is changed while it is being
         // filled, by a mistake in the engine, must not cost a good block.
         let (route, direct) = packed.route(&row);
@@ -112,7 +118,7 @@ impl Load {
             };
             self.judge(place, outcome);
         };
-        packed.submit(direct, transfer, Box::new(finish));
+        packed.submit(direct, transfer, Completion::brief(finish));
     }
 
     /// What the transfer fills, and the row if it is filled later.
@@ -161,27 +167,37 @@ impl Load {
         }
     }
 
-    fn judge(mut self, place: Place, outcome: Outcome) {
+    fn judge(self, place: Place, outcome: Outcome) {
         let packed = Arc::clone(&self.packed);
         let (pool, bytes) = (packed.pool(), packed.config.format.payload_bytes() as u64);
-        let Place { spot, generation, .. } = place;
-        let (row, error) = match outcome {
-            Outcome::Failed(error) => return self.end(Err(error)),
+        match outcome {
+            Outcome::Failed(error) => self.end(Err(error)),
             Outcome::Good => {
                 // Without a checksum, only an unchanged generation says that nobody was writing here meanwhile.
-                if packed.config.verify == Verify::Never && pool.generation_of(spot.segment) != Some(generation) {
-                    pool.refresh(spot.segment);
+                if packed.config.verify == Verify::Never
+                    && pool.generation_of(place.spot.segment) != Some(place.generation)
+                {
                     let message = "the block's segment was reclaimed while it was read";
-                    return self.end(Err(Error::new(ErrorKind::Missing, message)));
+                    self.end(Err(Error::new(ErrorKind::Missing, message)));
+                    let io = Arc::clone(&packed.io);
+                    return io.spawn(Box::new(move || packed.pool().refresh(place.spot.segment)));
                 }
-                pool.state.lock().catalogue.warm(spot, now_s());
-                return self.end(Ok(Loaded { bytes }));
+                pool.state.lock().catalogue.warm(place.spot, now_s());
+                self.end(Ok(Loaded { bytes }));
             }
-            Outcome::Bad(row, error) => (row, error),
-        };
+            // Finding out more takes reading and writing.
+            Outcome::Bad(row, error) => packed.io.spawn(Box::new(move || self.doubt(place, row, error))),
+        }
+    }
+
+    /// What lies there is not the block: it is somewhere else by now, or damaged.
+    fn doubt(mut self, place: Place, row: RowLease, error: Error) {
+        let packed = Arc::clone(&self.packed);
+        let pool = packed.pool();
+        let Place { spot, generation, .. } = place;
         drop(place);
         if pool.generation_of(spot.segment) != Some(generation) {
-            // Reclaimed by another process. The block may lie elsewhere by now.
+            // Reclaimed by another process.
             pool.refresh(spot.segment);
             pool.forget_if_old(spot, generation);
         } else if self.suspect == Some((spot, generation)) || error.kind() == ErrorKind::UnsupportedVersion {

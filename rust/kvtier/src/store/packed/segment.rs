@@ -12,13 +12,15 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::fs::{
-    FallocateFlags, FlockOperation, Mode, OFlags, fallocate, fcntl_getfl, fcntl_setfl, fdatasync, flock, fstat, ftruncate, openat,
+    FallocateFlags, FlockOperation, Mode, OFlags, fallocate, fcntl_getfl, fcntl_setfl, fdatasync, flock, fstat,
+    ftruncate, openat,
 };
 use rustix::io::{Errno, pread, pwrite};
 
 use super::format::{Geometry, Header, Page, PoolId, TablePage};
-use crate::buffer::{PAGE, ScratchPool};
+use crate::buffer::{IoMemory, PAGE, ScratchPool};
 use crate::error::{Error, ErrorKind, Result};
+use crate::io::{Direction, Transfer};
 
 /// A segment's file, as it is open here.
 #[derive(Debug)]
@@ -26,6 +28,8 @@ pub(super) struct SegmentFile {
     pub(super) id: u32,
     /// What all is read and written through, and what carries the lock.
     pub(super) data: Arc<File>,
+    /// Through the page cache, which knows what is written past it. For looking at the header again and again.
+    cached: File,
     /// Memory for pages of the header and the table: direct IO wants it aligned.
     pages: Arc<ScratchPool>,
 }
@@ -71,18 +75,28 @@ impl SegmentFile {
 
     fn open_with(dir: &OwnedFd, id: u32, access: Access, extra: OFlags) -> rustix::io::Result<Self> {
         let how = if access.read_only { OFlags::RDONLY } else { OFlags::RDWR };
-        let flags = how | OFlags::CLOEXEC | OFlags::NOFOLLOW | extra;
+        let flags = how | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let name = name_of(id);
         // Looking at a segment is not using it. Only its file's owner may read without being noted.
-        let open = |direct| match openat(dir, name.as_str(), flags | direct | OFlags::NOATIME, access.mode) {
-            Err(Errno::PERM) => openat(dir, name.as_str(), flags | direct, access.mode),
-            opened => opened,
-        };
-        let data = match open(if access.direct { OFlags::DIRECT } else { OFlags::empty() }) {
-            Err(Errno::INVAL) if access.direct => open(OFlags::empty())?,
+        let open =
+            |direct, extra| match openat(dir, name.as_str(), flags | direct | extra | OFlags::NOATIME, access.mode) {
+                Err(Errno::PERM) => openat(dir, name.as_str(), flags | direct | extra, access.mode),
+                opened => opened,
+            };
+        let direct = if access.direct { OFlags::DIRECT } else { OFlags::empty() };
+        let data = match open(direct, extra) {
+            // The file was made all the same.
+            Err(Errno::INVAL) if access.direct => open(OFlags::empty(), extra - OFlags::EXCL)?,
             opened => opened?,
         };
-        Ok(Self { id, data: Arc::new(data.into()), pages: ScratchPool::new(PAGE, KEPT_PAGES) })
+        let cached = open(OFlags::empty(), OFlags::empty())?;
+        let (a, b) = (fstat(&data)?, fstat(&cached)?);
+        if (a.st_dev, a.st_ino) != (b.st_dev, b.st_ino) {
+            // Removed and made anew between the two: as good as not there.
+            return Err(Errno::NOENT);
+        }
+        let pages = ScratchPool::new(PAGE, KEPT_PAGES);
+        Ok(Self { id, data: Arc::new(data.into()), cached: cached.into(), pages })
     }
 
     /// Becomes the segment's owner; false when somebody else is, or when the file is not the segment's any more.
@@ -171,6 +185,14 @@ impl SegmentFile {
         Ok(header)
     }
 
+    /// The generation of a pool's segment, as the page cache has it; `None` when it can't be told.
+    pub(super) fn generation(&self, pool: PoolId) -> Option<u64> {
+        let mut page = [0; PAGE];
+        read_all(&self.cached, 0, &mut page).ok()?;
+        let header = Header::decode(&page).ok().filter(|header| (header.pool, header.segment) == (pool, self.id));
+        header.map(|header| header.generation)
+    }
+
     /// Writes the header, and waits until the device has it.
     pub(super) fn write_header(&self, header: &Header) -> Result<()> {
         let write = || {
@@ -203,6 +225,22 @@ impl SegmentFile {
     /// Writes one page of the table.
     pub(super) fn write_table_page(&self, geometry: Geometry, page: &TablePage) -> rustix::io::Result<()> {
         self.write(geometry.page_offset(page.number as usize), &page.encode())
+    }
+
+    /// What writes pages of the table that lie side by side in one go; `None` where they don't, or memory is short.
+    pub(super) fn table_transfer(&self, geometry: Geometry, pages: &[TablePage]) -> Option<Transfer> {
+        let first = pages.first()?.number as usize;
+        if !pages.iter().enumerate().all(|(i, page)| page.number as usize == first + i) {
+            return None;
+        }
+        let bytes = pages.len() * PAGE;
+        let pool = if bytes == PAGE { Arc::clone(&self.pages) } else { ScratchPool::new(bytes, 0) };
+        let mut memory = pool.take().ok()?;
+        for (page, into) in pages.iter().zip(memory.chunks_exact_mut(PAGE)) {
+            into.copy_from_slice(&page.encode());
+        }
+        let (file, offset) = (Arc::clone(&self.data), geometry.page_offset(first));
+        Some(Transfer { file, offset, direction: Direction::Write, memory: IoMemory::scratch(memory, bytes) })
     }
 
     /// Waits until the device has what was written.

@@ -10,7 +10,7 @@ use super::{Packed, Route};
 use crate::buffer::{IoMemory, RowLease};
 use crate::config::Durability;
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::{Direction, Transfer, Transferred};
+use crate::io::{Completion, Direction, Transfer, Transferred};
 use crate::layout::BlockKey;
 use crate::store::{Done, Known, Location, Stored};
 
@@ -22,6 +22,16 @@ struct Write {
     /// The row, where the transfer doesn't hold it: it was copied.
     row: Option<RowLease>,
     done: Done<Stored>,
+}
+
+/// A slot whose block is not complete.
+struct Unfit(SlotTicket);
+
+impl Drop for Unfit {
+    fn drop(&mut self) {
+        // The trailer may stand there, and vouch for bytes that are not the block's.
+        self.0.wipe();
+    }
 }
 
 impl Packed {
@@ -38,7 +48,7 @@ impl Packed {
         let then = move |slot: Result<SlotTicket>| {
             let (io, this) = (Arc::clone(&this.io), this);
             match slot {
-                Ok(slot) => io.spawn(Box::new(move || this.write(slot, key, row, done))),
+                Ok(slot) => io.spawn_brief(Box::new(move || this.write(slot, key, row, done))),
                 Err(error) => done.give(Err(this.about(&key, error))),
             }
         };
@@ -84,21 +94,24 @@ impl Packed {
         };
         let write = Write { key, slot, created, row, done };
         let this = Arc::clone(self);
-        self.submit(direct, transfer, Box::new(move |ended| this.finish(write, ended)));
+        let finish = move |ended| this.finish(write, ended);
+        // Flushing blocks.
+        let is_brief = self.config.durability == Durability::None;
+        self.submit(direct, transfer, if is_brief { Completion::brief(finish) } else { Completion::new(finish) });
     }
 
     /// Everything after the transfer.
     fn finish(self: &Arc<Self>, write: Write, ended: Transferred) {
         let complete = self.complete(&write, &ended);
-        if complete.is_err() {
-            // The trailer may stand there, and vouch for bytes that are not the block's.
-            write.slot.wipe();
-        }
         // The row is not read any more; it goes back with the outcome.
         let Write { key, slot, created, done, .. } = write;
         drop(ended);
         match complete {
-            Err(error) => return done.give(Err(self.about(&key, error))),
+            Err(error) => {
+                let unfit = Unfit(slot);
+                self.io.spawn(Box::new(move || drop(unfit)));
+                return done.give(Err(self.about(&key, error)));
+            }
             // Stored by somebody else meanwhile: theirs stays, and the slot is free again.
             Ok(Some(location)) => return done.give(Ok(Stored { location, bytes: 0 })),
             Ok(None) => {}
@@ -121,7 +134,8 @@ impl Packed {
             let location = super::catalogue::Spot { segment: own.id(), slot: number }.into();
             done.give(published.map(|()| Stored { location, bytes }).map_err(|e| this.about(&key, e)));
         };
-        slot.publish(entry, self.config.durability == Durability::Full, Box::new(then));
+        let durable = self.config.durability == Durability::Full;
+        slot.publish(entry, durable, Some(&self.io), Box::new(then));
     }
 
     /// Whether the block lies complete in its slot, and may be published; where it is if it was stored by somebody else.
