@@ -175,7 +175,8 @@ impl Shared {
     /// that somebody does. Where pumps take turns, one is enough: it calls others if there is so much to do.
     pub(super) fn follow(self: &Arc<Self>) {
         let takes_turns = self.info.turn < usize::MAX;
-        if !PUMPING.get() && !(takes_turns && self.state.lock().pumps > 0) {
+        let is_seen_to = PUMPING.get() || (takes_turns && self.state.lock().pumps > 0);
+        if !is_seen_to {
             self.schedule();
         }
     }

@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use self::ring::{Mail, Mailbox, Refused};
+use self::ring::{Mail, Mailbox, Posted};
 use super::threads::contained;
 use super::{Completion, IoEngine, Task, ThreadEngine, Transfer};
 use crate::buffer::Region;
@@ -77,22 +77,17 @@ impl UringEngine {
     }
 
     /// The ring that is next.
-    fn turn(&self) -> &Mailbox {
+    fn turn(&self) -> &Arc<Mailbox> {
         &self.rings[self.next.fetch_add(1, Ordering::Relaxed) % self.rings.len()]
-    }
-
-    /// The ring whose thread this is.
-    fn own(&self) -> Option<&Mailbox> {
-        self.rings.iter().map(|ring| &**ring).find(|ring| ring.is_served_here())
     }
 
     fn post(&self, to: &Mailbox, mail: Mail) {
         match to.post(mail) {
-            Ok(()) => {}
-            Err(Refused::Stopped(mail)) => contained(|| mail.cancel()),
+            Posted::Taken => {}
+            Posted::Stopped(mail) => contained(|| mail.cancel()),
             // The ring is gone, and said so in the log.
-            Err(Refused::NoRing(Mail::Transfer(transfer, done))) => self.tasks.submit(transfer, done),
-            Err(Refused::NoRing(Mail::Task(task))) => self.tasks.spawn(task),
+            Posted::NoRing(Mail::Transfer(transfer, done)) => self.tasks.submit(transfer, done),
+            Posted::NoRing(Mail::Task(task)) => self.tasks.spawn(task),
         }
     }
 }
@@ -123,13 +118,13 @@ impl IoEngine for UringEngine {
     }
 
     fn spawn_brief(&self, task: Task) {
-        let ring = self.own().filter(|own| own.has_time()).unwrap_or_else(|| self.turn());
-        self.post(ring, Mail::Task(task));
+        let own = self.rings.iter().find(|ring| ring.has_time_here());
+        self.post(own.unwrap_or_else(|| self.turn()), Mail::Task(task));
     }
 
     fn submit(&self, transfer: Transfer, done: Completion) {
-        let ring = self.own().unwrap_or_else(|| self.turn());
-        self.post(ring, Mail::Transfer(transfer, done));
+        let own = self.rings.iter().find(|ring| ring.is_served_here());
+        self.post(own.unwrap_or_else(|| self.turn()), Mail::Transfer(transfer, done));
     }
 
     fn register(&self, _rows: &Arc<Region>) -> Result<()> {
@@ -138,8 +133,8 @@ impl IoEngine for UringEngine {
 
     fn stop(&self, timeout: Duration) -> usize {
         let until = Instant::now().checked_add(timeout);
-        for ring in &self.rings {
-            ring.close().into_iter().for_each(|mail| contained(|| mail.cancel()));
+        for mail in self.rings.iter().flat_map(|ring| ring.close()) {
+            contained(|| mail.cancel());
         }
         // Waiting tasks are dropped; what the rings still end is completed on their own threads from here on.
         self.tasks.stop(Duration::ZERO);

@@ -104,8 +104,9 @@ enum Phase {
     Cancelled,
 }
 
-/// Why mail comes back.
-pub(super) enum Refused {
+/// What became of mail that was sent.
+pub(super) enum Posted {
+    Taken,
     Stopped(Mail),
     NoRing(Mail),
 }
@@ -158,17 +159,17 @@ pub(super) fn start(name: &str, tasks: &Arc<ThreadEngine>, depth: usize) -> Resu
 
 impl Mailbox {
     /// Sends something to the ring's thread.
-    pub(super) fn post(&self, mail: Mail) -> Result<(), Refused> {
+    pub(super) fn post(&self, mail: Mail) -> Posted {
         if self.is_served_here() {
             OWN_MAIL.with_borrow_mut(|own| own.push(mail));
-            return Ok(());
+            return Posted::Taken;
         }
         let mut state = self.state.lock();
         if state.phase != Phase::Open {
-            return Err(Refused::Stopped(mail));
+            return Posted::Stopped(mail);
         }
         if state.has_ended {
-            return Err(Refused::NoRing(mail));
+            return Posted::NoRing(mail);
         }
         state.waiting.push(mail);
         let wake = std::mem::take(&mut state.asleep);
@@ -176,7 +177,7 @@ impl Mailbox {
         if wake {
             self.ring_bell();
         }
-        Ok(())
+        Posted::Taken
     }
 
     /// Whether the calling thread is the ring's.
@@ -184,9 +185,9 @@ impl Mailbox {
         SERVES.get() == std::ptr::from_ref(self).addr()
     }
 
-    /// Whether the ring's thread, which calls this, has no task to do next.
-    pub(super) fn has_time(&self) -> bool {
-        OWN_MAIL.with_borrow(|own| !own.iter().any(Mail::is_task))
+    /// Whether the calling thread is the ring's, and has no task to do next.
+    pub(super) fn has_time_here(&self) -> bool {
+        self.is_served_here() && OWN_MAIL.with_borrow(|own| !own.iter().any(Mail::is_task))
     }
 
     /// Nothing new begins from now on; hands out what was waiting.
@@ -336,7 +337,9 @@ impl RingThread {
         if phase != Phase::Open {
             let queued = self.queued.drain(..).map(|(transfer, done)| Mail::Transfer(transfer, done));
             let all: Vec<_> = queued.chain(self.briefs.drain(..).map(Mail::Task)).chain(mail).collect();
-            all.into_iter().for_each(|mail| contained(|| mail.cancel()));
+            for mail in all {
+                contained(|| mail.cancel());
+            }
             return phase;
         }
         for mail in mail {

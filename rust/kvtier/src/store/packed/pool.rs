@@ -618,7 +618,7 @@ impl Station {
     pub(super) fn take_slot(&mut self) -> (Option<SlotTicket>, bool) {
         let mut is_wanted = !std::mem::replace(&mut self.has_stored, true);
         loop {
-            if let Some(slot) = self.active.as_ref().and_then(|active| active.take_slot()) {
+            if let Some(slot) = self.active.as_ref().and_then(OwnSegment::take_slot) {
                 return (Some(slot), is_wanted);
             }
             self.active = self.spare.take();
