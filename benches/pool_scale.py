@@ -98,6 +98,7 @@ def main() -> None:
     parser.add_argument("--pool", type=Path, required=True, help="the pool's root")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     options = parser.parse_args()
+    options.pool = options.pool.resolve()
     figures: dict[str, object] = {"blocks": BLOCKS}
     opened = [seconds_to_open(options.pool) for _ in range(ROUNDS)]
     kill_somebody_who_stores(options.pool)

@@ -1,6 +1,7 @@
 """What tests of tiers begin with."""
 
 import itertools
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -60,10 +61,11 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def place_options(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """What tiers at `url` are opened with."""
+    """What tiers at `url` are opened with; in pools, `KVTIER_TEST_IO_ENGINE` names another IO engine than the usual one."""
     callspec = getattr(request.node, "callspec", None)
     if callspec is not None and callspec.params.get("url") == "packed":
-        return {"layout": "packed", "max_bytes": "2GiB", "segment_bytes": "8MiB"}
+        engine = os.environ.get("KVTIER_TEST_IO_ENGINE", "auto")
+        return {"layout": "packed", "max_bytes": "2GiB", "segment_bytes": "8MiB", "io_engine": engine}
     return {}
 
 

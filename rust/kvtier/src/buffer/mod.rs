@@ -9,6 +9,7 @@
 
 mod gate;
 mod host;
+mod huge;
 mod lease;
 mod prefetch;
 mod region;
@@ -17,6 +18,7 @@ mod transfer;
 
 pub use gate::{Expiry, Gate};
 pub use host::HostRows;
+pub(crate) use huge::HugePages;
 pub use lease::{LeaseWatch, RowAccess, RowLease};
 pub(crate) use prefetch::prefetch;
 pub use region::{Region, RowPart};

@@ -10,7 +10,7 @@ use super::catalogue::{NamespaceId, Spot, View};
 use super::format::{Entry, Geometry, Header, KeyName, Page, SlotState, TablePage};
 use super::own::{Claim, OwnSegment, SlotTicket};
 use super::policy::Heat;
-use super::pool::Pool;
+use super::pool::{Pool, for_each};
 use super::segment::{self, SegmentFile, read_all, write_all};
 use super::site::now_ns;
 use crate::buffer::{PAGE, Scratch, ScratchPool};
@@ -509,11 +509,11 @@ impl Pool {
             };
             state.catalogue.segments.iter().filter(is_damaged).map(|(id, _)| *id).collect()
         };
-        for id in damaged {
+        for_each(&damaged, |id| {
             if let Err(error) = self.rebuild_table(id) {
                 self.failed_work.warn(module_path!(), format_args!("a damaged table can't be rebuilt now: {error}"));
             }
-        }
+        });
         self.answer_probes();
     }
 

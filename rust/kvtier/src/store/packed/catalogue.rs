@@ -1,7 +1,7 @@
 //! What this process knows of a pool: which blocks lie where, in all segments, by whoever they were stored.
 //!
-//! Pure bookkeeping in memory. A block costs 18 bytes in its segment's view and a table entry of 8 bytes in its
-//! namespace's index; the index holds places only, and compares names in the views.
+//! Pure bookkeeping in memory. A block costs 10 bytes in its segment's view and a table entry of 24 bytes in its
+//! namespace's index, which answers by itself: a lookup touches nothing else.
 
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -14,13 +14,39 @@ use super::format::{Geometry, Header, KeyName, SlotState, TablePage};
 use super::pins::Pins;
 use super::policy::{Candidate, HOTTEST, Heat, Policy};
 use super::segment::SegmentFile;
+use crate::buffer::HugePages;
 use crate::index::{Map, Set};
 use crate::layout::BlockKey;
 use crate::store::Location;
 
 /// A block's name within one process: 128 bits under random seeds, so that two keys have the same by chance only. What is
 /// loaded is compared with the whole key in its trailer all the same.
-pub(super) type Name = u128;
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Name {
+    /// By which it is found.
+    hash: u64,
+    rest: u64,
+}
+
+/// What gives names to keys.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Naming(RandomState, RandomState);
+
+/// A page of a table, with names in place of keys.
+#[derive(Debug)]
+pub(super) struct NamedPage {
+    number: usize,
+    sequence: u64,
+    /// Slots of blocks, and of dead ones, which have no name.
+    slots: Vec<(u32, Option<Name>)>,
+}
+
+/// An entry of a namespace's index.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    name: Name,
+    spot: Spot,
+}
 
 /// A namespace's number within one process.
 pub(super) type NamespaceId = usize;
@@ -72,7 +98,8 @@ pub(super) struct View {
     pub(super) geometry: Geometry,
     /// Whose blocks they are, where that namespace is open here and they are of its epoch.
     pub(super) namespace: Option<NamespaceId>,
-    names: Vec<Name>,
+    /// Hashes of the blocks' names.
+    hashes: Vec<u64>,
     states: Vec<u8>,
     heat: Vec<Heat>,
     sequences: Vec<u64>,
@@ -97,7 +124,7 @@ pub(super) struct Namespace {
     pub(super) geometry: Geometry,
     pub(super) payload_bytes: u64,
     pub(super) pins: Pins,
-    index: HashTable<Spot>,
+    index: HashTable<Entry, HugePages>,
     damaged_pages: usize,
 }
 
@@ -106,7 +133,27 @@ pub(super) struct Namespace {
 pub(super) struct Catalogue {
     pub(super) segments: Map<u32, Segment>,
     pub(super) namespaces: Vec<Namespace>,
-    seeds: (RandomState, RandomState),
+    pub(super) naming: Naming,
+}
+
+impl Naming {
+    fn name_of(&self, name: &KeyName) -> Name {
+        Name { hash: self.0.hash_one(name), rest: self.1.hash_one(name) }
+    }
+
+    /// Names for all of a table. Takes its time, so it is done where nobody waits.
+    pub(super) fn name_pages(&self, geometry: Geometry, pages: &[Option<TablePage>]) -> Vec<Option<NamedPage>> {
+        let named = |page: &TablePage| {
+            let number = page.number as usize;
+            let entries = geometry.slots_of(number).zip(&page.entries);
+            let slots = entries.filter_map(|(slot, entry)| {
+                let entry = (*entry)?;
+                Some((slot, (entry.state == SlotState::Block).then(|| self.name_of(&entry.name))))
+            });
+            NamedPage { number, sequence: page.sequence, slots: slots.collect() }
+        };
+        pages.iter().map(|page| page.as_ref().map(named)).collect()
+    }
 }
 
 impl View {
@@ -115,7 +162,7 @@ impl View {
             header,
             geometry,
             namespace: None,
-            names: Vec::new(),
+            hashes: Vec::new(),
             states: Vec::new(),
             heat: Vec::new(),
             sequences: Vec::new(),
@@ -181,7 +228,7 @@ impl View {
 
 impl Namespace {
     pub(super) fn new(name: String, identity: [u8; 32], epoch: u64, geometry: Geometry, payload_bytes: u64) -> Self {
-        let (pins, index) = (Pins::default(), HashTable::new());
+        let (pins, index) = (Pins::default(), HashTable::new_in(HugePages));
         Self { name, identity, epoch, geometry, payload_bytes, pins, index, damaged_pages: 0 }
     }
 
@@ -202,24 +249,19 @@ impl Namespace {
 impl Catalogue {
     /// The name of a block within this process.
     pub(super) fn name_of(&self, key: &BlockKey) -> Name {
-        self.name_of_entry(&KeyName::of(key))
-    }
-
-    fn name_of_entry(&self, name: &KeyName) -> Name {
-        Name::from(self.seeds.0.hash_one(name)) << 64 | Name::from(self.seeds.1.hash_one(name))
+        self.naming.name_of(&KeyName::of(key))
     }
 
     /// Where a block of a namespace lies.
     pub(super) fn find(&self, namespace: NamespaceId, name: Name) -> Option<Spot> {
         let index = &self.namespaces.get(namespace)?.index;
-        index.find(hash_of(name), |spot| name_at(&self.segments, *spot) == Some(name)).copied()
+        index.find(name.hash, |known| known.name == name).map(|known| known.spot)
     }
 
     /// All places where blocks of that name lie: two processes may have stored the same one.
     pub(super) fn places_of(&self, namespace: NamespaceId, name: Name) -> Vec<Spot> {
         let Some(known) = self.namespaces.get(namespace) else { return Vec::new() };
-        let has_name = |spot: &&Spot| name_at(&self.segments, **spot) == Some(name);
-        known.index.iter_hash(hash_of(name)).filter(has_name).copied().collect()
+        known.index.iter_hash(name.hash).filter(|known| known.name == name).map(|known| known.spot).collect()
     }
 
     /// The segment's view, if it has one.
@@ -239,20 +281,31 @@ impl Catalogue {
     /// As many segments are about to be read, perhaps all of this namespace: growing the index step by step would cost more
     /// than reading them.
     pub(super) fn expect(&mut self, namespace: NamespaceId, segments: usize) {
-        let segments_known = &self.segments;
         if let Some(Namespace { index, geometry, .. }) = self.namespaces.get_mut(namespace) {
             let blocks = segments.saturating_mul(geometry.slots as usize).min(MOST_EXPECTED);
-            index.reserve(blocks, |spot| name_at(segments_known, *spot).map_or(0, hash_of));
+            index.reserve(blocks, |known| known.name.hash);
         }
     }
 
-    /// Takes over what a segment's table says. `pages` are those of its namespace, if that is open here; what can't be read
-    /// is damaged. Returns false when a namespace has become open that the pages were not read for.
+    /// Takes over what a segment's table says, as [`Catalogue::install_named`].
     pub(super) fn install(
         &mut self,
         header: &Header,
         geometry: Geometry,
         pages: Option<&[Option<TablePage>]>,
+        used: u64,
+    ) -> bool {
+        let pages = pages.map(|pages| self.naming.name_pages(geometry, pages));
+        self.install_named(header, geometry, pages.as_deref(), used)
+    }
+
+    /// Takes over what a segment's table says. `pages` are those of its namespace, if that is open here; what can't be read
+    /// is damaged. Returns false when a namespace has become open that the pages were not read for.
+    pub(super) fn install_named(
+        &mut self,
+        header: &Header,
+        geometry: Geometry,
+        pages: Option<&[Option<NamedPage>]>,
         used: u64,
     ) -> bool {
         let namespace = self.namespace_of(header);
@@ -290,7 +343,7 @@ impl Catalogue {
         let slots = view.geometry.slots as usize;
         if view.states.len() != slots {
             let pages = view.geometry.table_pages();
-            view.names = vec![0; slots];
+            view.hashes = vec![0; slots];
             view.states = vec![FREE; slots];
             view.heat = vec![0; slots];
             view.sequences = vec![0; pages];
@@ -299,26 +352,28 @@ impl Catalogue {
         view.namespace = Some(namespace);
     }
 
-    fn install_page(&mut self, segment: u32, page: &TablePage) {
-        let number = page.number as usize;
-        self.set_damaged(segment, number, false);
+    fn install_page(&mut self, segment: u32, page: &NamedPage) {
+        self.set_damaged(segment, page.number, false);
         let Some(view) = self.view_mut(segment) else { return };
-        match view.sequences.get_mut(number) {
+        match view.sequences.get_mut(page.number) {
             Some(known) if *known < page.sequence => *known = page.sequence,
             _ => return,
         }
-        for (slot, entry) in view.geometry.slots_of(number).zip(&page.entries) {
-            match entry {
-                Some(entry) if entry.state == SlotState::Block => self.add(Spot { segment, slot }, &entry.name),
-                Some(_) => drop(self.hide(Spot { segment, slot })),
-                None => {}
+        for (slot, name) in &page.slots {
+            let place = Spot { segment, slot: *slot };
+            match name {
+                Some(name) => self.add_named(place, *name),
+                None => drop(self.hide(place)),
             }
         }
     }
 
     /// A block is there.
     pub(super) fn add(&mut self, place: Spot, name: &KeyName) {
-        let name = self.name_of_entry(name);
+        self.add_named(place, self.naming.name_of(name));
+    }
+
+    fn add_named(&mut self, place: Spot, name: Name) {
         let Some(view) = self.segments.get_mut(&place.segment).and_then(|segment| segment.view.as_mut()) else {
             return;
         };
@@ -326,15 +381,14 @@ impl Catalogue {
         if view.states.get(slot) != Some(&FREE) {
             return;
         }
-        view.names[slot] = name;
+        view.hashes[slot] = name.hash;
         view.states[slot] = BLOCK;
         view.blocks += 1;
         let Some(namespace) = self.namespaces.get_mut(namespace) else { return };
         if namespace.pins.contains(name) {
             view.pinned.insert(place.slot);
         }
-        let segments = &self.segments;
-        namespace.index.insert_unique(hash_of(name), place, |spot| name_at(segments, *spot).map_or(0, hash_of));
+        namespace.index.insert_unique(name.hash, Entry { name, spot: place }, |known| known.name.hash);
     }
 
     /// A block is not to be found any more. Returns whether it could be until now.
@@ -350,9 +404,9 @@ impl Catalogue {
         view.pinned.remove(&place.slot);
         if was_there {
             view.blocks -= 1;
-            let name = view.names[slot];
+            let hash = view.hashes[slot];
             if let Some(namespace) = view.namespace.and_then(|namespace| self.namespaces.get_mut(namespace)) {
-                remove(&mut namespace.index, name, place);
+                remove(&mut namespace.index, hash, place);
             }
         }
         was_there
@@ -377,7 +431,7 @@ impl Catalogue {
         namespace.damaged_pages -= view.damaged.iter().filter(|damaged| **damaged).count();
         for (slot, state) in view.states.iter().enumerate() {
             if *state == BLOCK {
-                remove(&mut namespace.index, view.names[slot], Spot { segment, slot: slot as u32 });
+                remove(&mut namespace.index, view.hashes[slot], Spot { segment, slot: slot as u32 });
             }
         }
     }
@@ -387,7 +441,7 @@ impl Catalogue {
         let Some(known) = self.namespaces.get_mut(namespace) else { return };
         known.epoch = epoch;
         known.pins = Pins::default();
-        known.index = HashTable::new();
+        known.index = HashTable::new_in(HugePages);
         known.damaged_pages = 0;
         let views = self.segments.values_mut().filter_map(|segment| segment.view.as_mut());
         for view in views.filter(|view| view.namespace == Some(namespace)) {
@@ -414,16 +468,8 @@ impl Catalogue {
     }
 }
 
-fn hash_of(name: Name) -> u64 {
-    name as u64
-}
-
-fn name_at(segments: &Map<u32, Segment>, spot: Spot) -> Option<Name> {
-    segments.get(&spot.segment)?.view.as_ref()?.names.get(spot.slot as usize).copied()
-}
-
-fn remove(index: &mut HashTable<Spot>, name: Name, spot: Spot) {
-    if let Ok(entry) = index.find_entry(hash_of(name), |known| *known == spot) {
+fn remove(index: &mut HashTable<Entry, HugePages>, hash: u64, spot: Spot) {
+    if let Ok(entry) = index.find_entry(hash, |known| known.spot == spot) {
         entry.remove();
     }
 }

@@ -59,7 +59,8 @@ impl Keeper {
 
 fn keep(pool: &Pool) {
     let mut round = 0;
-    let (mut follow, mut tidy) = (Instant::now(), Instant::now());
+    // Whoever opens a namespace reads what is there.
+    let (mut follow, mut tidy) = (Instant::now() + FOLLOW, Instant::now() + TIDY);
     loop {
         {
             let mut state = pool.state.lock();

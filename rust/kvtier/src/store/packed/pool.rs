@@ -5,6 +5,7 @@ use std::fmt;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use rustix::fs::{Mode, OFlags, fdatasync, openat};
@@ -160,11 +161,19 @@ impl Pool {
             state.stations.push(Station { users: 1, record, ..Station::default() });
             state.stations.len() - 1
         };
+        // What was noted before now is read here.
+        self.hints.changed(&mut self.followed.lock());
         let segments = self.site.segments()?;
         self.state.lock().catalogue.expect(namespace, segments.len());
-        for segment in segments {
-            self.refresh(segment);
+        for_each(&segments, |segment| self.refresh(segment));
+        let mut state = self.state.lock();
+        if !state.catalogue.namespaces[namespace].is_complete() {
+            // A question, so that tables are rebuilt at once.
+            state.stations[namespace].probes.push((Vec::new(), Done::new(|_| ())));
+            state.alarm = true;
+            self.wake.notify_all();
         }
+        drop(state);
         Ok(namespace)
     }
 
@@ -322,7 +331,6 @@ impl Pool {
     }
 
     fn is_busy(&self, id: u32) -> bool {
-        use std::sync::atomic::Ordering;
         let state = self.state.lock();
         state.catalogue.segments.get(&id).is_some_and(|segment| segment.busy.load(Ordering::Acquire))
     }
@@ -332,17 +340,21 @@ impl Pool {
         let file = self.current_file_of(id)?;
         let header = file.header(self.superblock().pool)?;
         let geometry = self.geometry_of(&header)?;
-        let is_open = self.state.lock().catalogue.namespace_of(&header).is_some();
+        let (is_open, naming) = {
+            let catalogue = &self.state.lock().catalogue;
+            (catalogue.namespace_of(&header).is_some(), catalogue.naming.clone())
+        };
         let pages = if is_open { Some(Self::read_table(&file, &header, geometry)?) } else { None };
+        let pages = pages.map(|pages| naming.name_pages(geometry, &pages));
         if file.header(self.superblock().pool)? != header {
             return Ok(false);
         }
         let used = file.used();
         let mut state = self.state.lock();
-        if state.catalogue.segments.get(&id).is_some_and(|s| s.busy.load(std::sync::atomic::Ordering::Acquire)) {
+        if state.catalogue.segments.get(&id).is_some_and(|s| s.busy.load(Ordering::Acquire)) {
             return Ok(true);
         }
-        Ok(state.catalogue.install(&header, geometry, pages.as_deref(), used))
+        Ok(state.catalogue.install_named(&header, geometry, pages.as_deref(), used))
     }
 
     /// The geometry that a header states.
@@ -474,7 +486,7 @@ impl Pool {
     /// A segment can't be used as it is. One that is just being made, or made anew, is looked at again when that is done.
     fn lose(&self, id: u32, error: &Error) {
         let mut state = self.state.lock();
-        if state.catalogue.segments.get(&id).is_some_and(|s| s.busy.load(std::sync::atomic::Ordering::Acquire)) {
+        if state.catalogue.segments.get(&id).is_some_and(|s| s.busy.load(Ordering::Acquire)) {
             return;
         }
         // Errors of the system prove nothing.
@@ -633,6 +645,26 @@ impl Station {
     pub(super) fn wants(&self) -> (bool, bool) {
         (!self.waiting.is_empty(), self.spare.is_none() && self.has_stored)
     }
+}
+
+/// Segments that are read at the same time, where many are.
+const AT_ONCE: usize = 8;
+
+/// Does something about each of the segments, several at a time.
+pub(super) fn for_each(segments: &[u32], work: impl Fn(u32) + Sync) {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        while let Some(segment) = segments.get(next.fetch_add(1, Ordering::Relaxed)) {
+            work(*segment);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..segments.len().min(AT_ONCE) {
+            // Where there is no thread to be had, this one does more.
+            let _ = std::thread::Builder::new().name("kvtier-read".into()).spawn_scoped(scope, work);
+        }
+        work();
+    });
 }
 
 /// Name of the file with a namespace's record: the namespace's own name may be as long as a file's.
