@@ -1,4 +1,5 @@
-//! Threads, a ring, and a plain loop around `io_uring`, moving rows of a file that was written once, past the page cache.
+//! Threads, a ring, and a plain loop around `io_uring`, moving rows of a file that was written once, past the page cache;
+//! and whole blocks to and from a pool whose segments were written before.
 //!
 //! `cargo bench -p kvtier --bench io_engines`, with `KVTIER_BENCH_DIR` for the disk. Everything is measured by turns, and
 //! the medians are printed with their ratio to the plain loop, which is what a program can have that does nothing else.
@@ -18,9 +19,10 @@ use std::time::Instant;
 
 use io_uring::{IoUring, opcode, types};
 use kvtier::buffer::{HostRows, IoMemory, Region, RowLease};
+use kvtier::config::IoEngineChoice;
 use kvtier::frame::ChecksumAlgorithm;
 use kvtier::io::{Completion, Direction, IoEngine, ThreadEngine, Transfer, UringEngine};
-use roots::cpu_seconds;
+use roots::{Bench, Roots, cpu_seconds};
 use rustix::fs::OFlags;
 
 const FILE_BYTES: usize = 256 << 20;
@@ -44,26 +46,50 @@ fn main() {
     };
     std::io::copy(&mut std::io::repeat(7).take(FILE_BYTES as u64), &mut &*open(OFlags::empty())).unwrap();
     let file = open(OFlags::DIRECT);
+    let mut roots = Roots::new(8 << 30);
     println!("| rows | | | GB/s | of the loop | CPU s/GB | of the loop |");
     println!("|---|---|---|---:|---:|---:|---:|");
     for row_bytes in [64 << 10, 256 << 10, 2 << 20] {
         let rows = HostRows::new(UNDER_WAY, row_bytes).unwrap();
         let region = rows.region();
+        let mut pools = [IoEngineChoice::Uring, IoEngineChoice::Threads].map(|engine| {
+            let mut pool = roots.open_packed(row_bytes, engine, THREADS);
+            pool.store((3 << 29) / row_bytes);
+            pool
+        });
         for direction in [Direction::Write, Direction::Read] {
             for checked in [false, true] {
-                let mut speeds = [const { Vec::new() }; 3];
+                let mut speeds = [const { Vec::new() }; 5];
                 for _ in 0..ROUNDS {
                     speeds[0].push(plain_loop(&rows, &file, direction, checked));
                     speeds[1].push(with_engine(&ring(), &region, &file, direction, checked));
                     speeds[2].push(with_engine(&threads(), &region, &file, direction, checked));
+                    for (pool, speeds) in pools.iter_mut().zip(&mut speeds[3..]) {
+                        // A pool's blocks always have a checksum.
+                        if checked {
+                            speeds.push(with_pool(pool, row_bytes, direction));
+                        }
+                    }
                 }
-                let medians = speeds.each_ref().map(|speeds| median(speeds));
-                for (name, speed) in ["plain loop", "uring", "threads"].iter().zip(medians) {
-                    print(row_bytes, direction, checked, name, speed, medians[0]);
+                let plain = median(&speeds[0]);
+                let names = ["plain loop", "uring", "threads", "pool, uring", "pool, threads"];
+                for (name, speeds) in names.iter().zip(&speeds).filter(|(_, speeds)| !speeds.is_empty()) {
+                    print(row_bytes, direction, checked, name, median(speeds), plain);
                 }
             }
         }
     }
+}
+
+/// As many bytes as the file has, in whole blocks.
+fn with_pool(pool: &mut Bench, row_bytes: usize, direction: Direction) -> Speed {
+    let count = FILE_BYTES / row_bytes;
+    measured(|| {
+        match direction {
+            Direction::Write => pool.store(count),
+            Direction::Read => pool.load_last(count, count),
+        };
+    })
 }
 
 fn ring() -> Arc<dyn IoEngine> {

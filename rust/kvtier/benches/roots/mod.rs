@@ -91,7 +91,7 @@ impl Bench {
         Self { store, region, stored: 0 }
     }
 
-    /// Stores `count` new blocks, as many at a time as there are threads.
+    /// Stores `count` new blocks, as many at a time as there are rows.
     pub fn store(&mut self, count: usize) -> Duration {
         let first = self.stored;
         self.stored += count;
@@ -123,21 +123,24 @@ impl Bench {
         took
     }
 
+    /// Each row has one operation at a time.
     fn each<T: Send + 'static>(
         &self,
         blocks: impl IntoIterator<Item = usize>,
         operation: fn(&dyn BlockStore, BlockKey, RowLease, Done<T>),
     ) -> Duration {
-        let (send, receive) = channel();
+        let (give_back, free) = channel();
+        (0..ROWS).for_each(|row| give_back.send(Ok(row)).unwrap());
         let began = Instant::now();
         for n in blocks {
-            let (store, send) = (Arc::clone(&self.store), send.clone());
-            let row = RowLease::unbounded(&self.region, n % ROWS).unwrap();
-            let done = Done::new(move |answer: Result<T>| send.send(answer.map(drop)).unwrap());
-            self.store.spawn(Box::new(move || operation(&*store, key(n), row, done)));
+            let row: usize = free.recv().unwrap().unwrap();
+            let (store, give_back) = (Arc::clone(&self.store), give_back.clone());
+            let lease = RowLease::unbounded(&self.region, row).unwrap();
+            let done = Done::new(move |answer: Result<T>| give_back.send(answer.map(|_| row)).unwrap());
+            self.store.spawn(Box::new(move || operation(&*store, key(n), lease, done)));
         }
-        drop(send);
-        for answer in receive {
+        drop(give_back);
+        for answer in free {
             answer.unwrap();
         }
         began.elapsed()

@@ -49,8 +49,13 @@ fn os_code(ended: Transferred) -> Option<Errno> {
 
 /// A ring with as many threads beside it; `None`, and a line that says so, where no ring can be had.
 pub(super) fn ring(threads: usize, depth: usize) -> Option<Arc<UringEngine>> {
+    rings(threads, 1, depth)
+}
+
+/// As [`ring`], but several.
+pub(super) fn rings(threads: usize, rings: usize, depth: usize) -> Option<Arc<UringEngine>> {
     let tasks = ThreadEngine::start("test-io", threads).unwrap();
-    match UringEngine::start("test-ring", tasks, 1, depth) {
+    match UringEngine::start("test-ring", tasks, rings, depth) {
         Ok(engine) => Some(engine),
         Err(error) => {
             #[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
@@ -66,10 +71,10 @@ fn threads() -> Arc<dyn IoEngine> {
     ThreadEngine::start("test-io", 2).unwrap()
 }
 
-fn on_a_ring(depth: usize, test: fn(&Arc<dyn IoEngine>)) {
-    if let Some(ring) = ring(2, depth) {
-        let ring: Arc<dyn IoEngine> = ring;
-        test(&ring);
+fn on_rings(count: usize, depth: usize, test: fn(&Arc<dyn IoEngine>)) {
+    if let Some(rings) = rings(2, count, depth) {
+        let rings: Arc<dyn IoEngine> = rings;
+        test(&rings);
     }
 }
 
@@ -80,10 +85,13 @@ macro_rules! engines {
             $(#[test] fn $test() { super::$test(&super::threads()); })+
         }
         mod uring {
-            $(#[test] fn $test() { super::on_a_ring(8, super::$test); })+
+            $(#[test] fn $test() { super::on_rings(1, 8, super::$test); })+
+        }
+        mod three_rings {
+            $(#[test] fn $test() { super::on_rings(3, 8, super::$test); })+
         }
         mod uring_with_one_slot {
-            $(#[test] fn $test() { super::on_a_ring(1, super::$test); })+
+            $(#[test] fn $test() { super::on_rings(1, 1, super::$test); })+
         }
     };
 }
@@ -97,6 +105,7 @@ engines!(
     files_open_for_non_blocking_use_are_fine,
     many_transfers_at_once_all_come_right,
     a_completion_may_submit_and_block,
+    brief_work_may_submit_and_bring_more,
     a_panic_costs_its_task_alone,
     stopping_drops_what_waits_and_leaves_what_is_stuck,
     the_last_owner_may_be_a_completion,
@@ -229,6 +238,43 @@ fn a_completion_may_submit_and_block(engine: &Arc<dyn IoEngine>) {
     assert_eq!(receive.recv_timeout(PATIENCE).unwrap(), b"irst");
 }
 
+fn brief_work_may_submit_and_bring_more(engine: &Arc<dyn IoEngine>) {
+    const CHAINS: usize = 4;
+    const LINKS: u64 = 200;
+    /// Writes a byte and brings the next one along, until all are written.
+    fn go_on(engine: &Arc<dyn IoEngine>, file: &Arc<File>, at: u64, end: mpsc::Sender<()>) {
+        let (again, target) = (Arc::clone(engine), Arc::clone(file));
+        let transfer = Transfer {
+            file: Arc::clone(file),
+            offset: at,
+            direction: Direction::Write,
+            memory: scratch_of(&[at as u8]),
+        };
+        let done = move |ended: Transferred| {
+            ended.result.unwrap();
+            if at + 1 == LINKS {
+                return end.send(()).unwrap();
+            }
+            let next = Arc::clone(&again);
+            again.spawn_brief(Box::new(move || go_on(&next, &target, at + 1, end)));
+        };
+        engine.submit(transfer, Completion::brief(done));
+    }
+    let (end, ended) = mpsc::channel();
+    let files: Vec<_> = (0..CHAINS).map(|_| Arc::new(tempfile::tempfile().unwrap())).collect();
+    for file in &files {
+        let (engine, file, end) = (Arc::clone(engine), Arc::clone(file), end.clone());
+        let first = Arc::clone(&engine);
+        engine.spawn_brief(Box::new(move || go_on(&first, &file, 0, end)));
+    }
+    (0..CHAINS).for_each(|_| ended.recv_timeout(PATIENCE).unwrap());
+    for file in files {
+        let mut found = vec![0; LINKS as usize];
+        file.read_exact_at(&mut found, 0).unwrap();
+        assert!(found.iter().enumerate().all(|(at, byte)| *byte == at as u8));
+    }
+}
+
 fn a_panic_costs_its_task_alone(engine: &Arc<dyn IoEngine>) {
     let file = Arc::new(tempfile::tempfile().unwrap());
     for _ in 0..8 {
@@ -236,6 +282,10 @@ fn a_panic_costs_its_task_alone(engine: &Arc<dyn IoEngine>) {
         let transfer =
             Transfer { file: Arc::clone(&file), offset: 0, direction: Direction::Write, memory: scratch_of(b"x") };
         engine.submit(transfer, Completion::new(|_| std::panic::resume_unwind(Box::new("on purpose"))));
+        let transfer =
+            Transfer { file: Arc::clone(&file), offset: 0, direction: Direction::Write, memory: scratch_of(b"x") };
+        engine.submit(transfer, Completion::brief(|_| std::panic::resume_unwind(Box::new("on purpose"))));
+        engine.spawn_brief(Box::new(|| std::panic::resume_unwind(Box::new("on purpose"))));
     }
     assert_eq!(bytes_of(submit(&**engine, &file, Direction::Read, scratch_of(&[0; 1]))).len(), 1);
     assert_eq!(engine.stop(PATIENCE), 0);

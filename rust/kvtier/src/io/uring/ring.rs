@@ -425,15 +425,12 @@ impl RingThread {
         self.to_begin.truncate(postponed);
     }
 
-    /// Hands the instructions to the kernel, and waits until something has ended if there is nothing else to do.
+    /// Hands the instructions to the kernel and lets it tell what has ended; waits for that if there is nothing else to do.
     fn enter(&mut self) -> io::Result<()> {
-        let entered = if self.is_idle() {
-            self.ring.submit_and_wait(1)
-        } else if self.ring.submission().is_empty() {
-            Ok(0)
-        } else {
-            self.ring.submit()
-        };
+        let instructions = self.ring.submission().len() as u32;
+        let wanted = u32::from(self.is_idle());
+        // SAFETY: no argument goes with it.
+        let entered = unsafe { self.ring.submitter().enter::<()>(instructions, wanted, ENTER_GETEVENTS, None) };
         let Err(error) = entered else { return Ok(()) };
         match Errno::from_io_error(&error) {
             Some(Errno::INTR) => Ok(()),
@@ -564,6 +561,9 @@ fn leave_to(tasks: &ThreadEngine, mail: Vec<Mail>) {
         }
     }
 }
+
+/// `IORING_ENTER_GETEVENTS`. Some rings take no end of a transfer into account without it.
+const ENTER_GETEVENTS: u32 = 1;
 
 /// `POLLIN`, whose number is the same on every Linux.
 const POLLIN: u32 = 1;

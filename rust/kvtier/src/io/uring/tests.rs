@@ -113,6 +113,52 @@ fn short_transfers_go_on() {
     assert_eq!(bytes_of(read.recv_timeout(PATIENCE).unwrap()), b"ab", "up to the end");
 }
 
+/// Nobody is woken for it, and nothing else is held up by it.
+#[test]
+fn brief_work_is_done_by_the_thread_of_the_ring_between_transfers() {
+    let Some(engine) = ring(1, 4) else { return };
+    let (send, receive) = mpsc::channel();
+    let file = Arc::new(tempfile::tempfile().unwrap());
+    let own = Arc::clone(&engine);
+    let name = || thread::current().name().map(str::to_owned);
+    engine.spawn_brief(Box::new(move || {
+        let again = Arc::clone(&own);
+        let transfer = Transfer { file, offset: 0, direction: Direction::Write, memory: scratch_of(b"x") };
+        let first = send.clone();
+        own.submit(transfer, Completion::brief(move |_| first.send(("the transfer", name())).unwrap()));
+        // Work that never ends, as far as this turn is concerned.
+        fn busy(engine: Arc<UringEngine>, left: u32, end: Box<dyn FnOnce() + Send>) {
+            if left == 0 {
+                return end();
+            }
+            let next = Arc::clone(&engine);
+            engine.spawn_brief(Box::new(move || busy(next, left - 1, end)));
+        }
+        busy(again, 100_000, Box::new(move || send.send(("the tasks", name())).unwrap()));
+    }));
+    let ring = Some("test-ring-0".to_owned());
+    assert_eq!(receive.recv_timeout(PATIENCE), Ok(("the transfer", ring.clone())));
+    assert_eq!(receive.recv_timeout(PATIENCE), Ok(("the tasks", ring)));
+}
+
+#[test]
+fn brief_tasks_that_wait_are_dropped_by_a_stop() {
+    let Some(engine) = ring(1, 4) else { return };
+    let (started, running) = mpsc::channel();
+    let (release, released) = mpsc::channel::<()>();
+    engine.spawn_brief(Box::new(move || {
+        started.send(()).unwrap();
+        let _ = released.recv();
+    }));
+    running.recv_timeout(PATIENCE).unwrap();
+    let (token, unrun) = mpsc::channel::<()>();
+    engine.spawn_brief(Box::new(move || drop(token)));
+    assert_eq!(engine.stop(Duration::from_millis(20)), 1, "the ring's thread is stuck");
+    assert_eq!(unrun.try_recv(), Err(mpsc::TryRecvError::Disconnected));
+    drop(release);
+    assert_eq!(engine.stop(PATIENCE), 0);
+}
+
 #[test]
 fn threads_take_over_from_a_ring_that_fails() {
     let Some(engine) = ring(2, 4) else { return };
