@@ -389,7 +389,7 @@ fn check_bounds(superblock: &Superblock) -> Result<()> {
     Ok(())
 }
 
-/// About a 50th of the cap: small enough that what is dropped at once is little, large enough that files are few, and that
+/// Up to a 16th of the cap: small enough that what is dropped at once is little, large enough that files are few, and that
 /// what it costs to begin one is little beside filling it. But room for some blocks of whoever makes the pool.
 fn suitable_segment(max_bytes: u64, block_bytes: u64) -> u64 {
     const SMALLEST: u64 = 1 << 20;
@@ -398,7 +398,7 @@ fn suitable_segment(max_bytes: u64, block_bytes: u64) -> u64 {
     let share = match max_bytes {
         // Without a cap.
         0 => LARGEST,
-        cap => (cap / 64 + 1).next_power_of_two().clamp(SMALLEST, LARGEST),
+        cap => (cap / 32 + 1).next_power_of_two().clamp(SMALLEST, LARGEST),
     };
     share.max((FEWEST_BLOCKS * block_bytes).next_power_of_two())
 }
