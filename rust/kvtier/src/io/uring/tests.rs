@@ -113,6 +113,15 @@ fn short_transfers_go_on() {
     assert_eq!(bytes_of(read.recv_timeout(PATIENCE).unwrap()), b"ab", "up to the end");
 }
 
+/// Work that brings as much more as one thread can do meanwhile.
+fn busy(engine: &Arc<UringEngine>, left: u32, end: Box<dyn FnOnce() + Send>) {
+    if left == 0 {
+        return end();
+    }
+    let next = Arc::clone(engine);
+    engine.spawn_brief(Box::new(move || busy(&next, left - 1, end)));
+}
+
 /// Nobody is woken for it, and nothing else is held up by it.
 #[test]
 fn brief_work_is_done_by_the_thread_of_the_ring_between_transfers() {
@@ -126,15 +135,7 @@ fn brief_work_is_done_by_the_thread_of_the_ring_between_transfers() {
         let transfer = Transfer { file, offset: 0, direction: Direction::Write, memory: scratch_of(b"x") };
         let first = send.clone();
         own.submit(transfer, Completion::brief(move |_| first.send(("the transfer", name())).unwrap()));
-        // Work that never ends, as far as this turn is concerned.
-        fn busy(engine: Arc<UringEngine>, left: u32, end: Box<dyn FnOnce() + Send>) {
-            if left == 0 {
-                return end();
-            }
-            let next = Arc::clone(&engine);
-            engine.spawn_brief(Box::new(move || busy(next, left - 1, end)));
-        }
-        busy(again, 100_000, Box::new(move || send.send(("the tasks", name())).unwrap()));
+        busy(&again, 100_000, Box::new(move || send.send(("the tasks", name())).unwrap()));
     }));
     let ring = Some("test-ring-0".to_owned());
     assert_eq!(receive.recv_timeout(PATIENCE), Ok(("the transfer", ring.clone())));
