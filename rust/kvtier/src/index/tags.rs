@@ -8,8 +8,8 @@ use hashbrown::{HashMap, HashSet};
 use crate::layout::BlockKey;
 
 /// A key in 128 bits: tables of these are a third of the size, and a key is hashed once for all of them. The seeds are
-/// random, so equal tags of different keys are as likely as guessing a UUID; what they would do is what a block that was
-/// removed meanwhile does, since every block proves its key when it is loaded.
+/// random, so equal tags of different keys are as likely as guessing a UUID. They would cost a store that is left out, or
+/// a load that finds no block: storage knows blocks by their whole keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tag(u64, u64);
 
