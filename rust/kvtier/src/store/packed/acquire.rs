@@ -11,7 +11,7 @@ use super::format::{Entry, Geometry, Header, KeyName, Page, SlotState, TablePage
 use super::own::{Claim, OwnSegment, SlotTicket};
 use super::policy::Heat;
 use super::pool::{Pool, for_each};
-use super::segment::{self, SegmentFile, read_all, write_all};
+use super::segment::{self, SegmentFile, Through, read_all, write_all};
 use super::site::now_ns;
 use crate::buffer::{PAGE, Scratch, ScratchPool};
 use crate::error::{Error, ErrorKind, Result};
@@ -127,7 +127,7 @@ impl Pool {
                 return Ok(page);
             }
             let page = rebuilt_page(file, header, geometry, number)?;
-            file.write_table_page(geometry, &page)
+            file.write_table_page(geometry, &page, Through::Device)
                 .map_err(|e| Error::from_io("writing a segment's table", e.into()))?;
             self.hints.note(header.segment);
             Ok(page)

@@ -3,14 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::io::Errno;
-
 use super::format::{Entry, Geometry, Header, SlotState, TablePage};
 use super::hints::Hints;
-use super::segment::SegmentFile;
+use super::segment::{SegmentFile, Through};
 use crate::buffer::PAGE;
 use crate::error::{Error, Result};
-use crate::io::{Completion, IoEngine, Transferred};
+use crate::io::IoEngine;
 use crate::process::Home;
 use crate::sync::Mutex;
 
@@ -138,9 +136,10 @@ impl OwnSegment {
         }
     }
 
-    /// Writes an entry, and those that others want to write meanwhile, page by page. Over an engine that completes later
+    /// Writes an entry, and those that others want to write meanwhile, page by page. With an engine that completes later
     /// this returns at once, and what is changed by the work that is just being done goes out in one write.
     fn change(self: &Arc<Self>, change: Change, io: Option<&Arc<dyn IoEngine>>) {
+        let durable = change.durable;
         {
             let mut state = self.state.lock();
             state.waiting.push(change);
@@ -150,27 +149,29 @@ impl OwnSegment {
             state.writing = true;
         }
         match io.filter(|io| io.completes_later()) {
-            None => while self.write_round() {},
-            Some(io) => Rounds::begin(self, io),
+            None => while self.write_round(Through::Device) {},
+            Some(io) => {
+                let rounds = Rounds(Arc::clone(self));
+                let task = Box::new(move || drop(rounds));
+                // Flushing blocks.
+                if durable { io.spawn(task) } else { io.spawn_brief(task) }
+            }
         }
     }
 
     /// Writes what waits; false when nothing did, and nobody is writing any more. Only one thread at a time does this, so
     /// pages don't overtake each other.
-    fn write_round(&self) -> bool {
+    fn write_round(&self, through: Through) -> bool {
         let Some((changes, pages)) = self.next_round() else { return false };
-        self.write_now(changes, &pages);
-        true
-    }
-
-    fn write_now(&self, changes: Vec<Change>, pages: &[TablePage]) {
-        let mut written: Vec<_> = pages.iter().map(|page| self.file.write_table_page(self.geometry, page)).collect();
+        let write = |page| self.file.write_table_page(self.geometry, page, through);
+        let mut written: Vec<_> = pages.iter().map(write).collect();
         if changes.iter().any(|change| change.durable)
             && let Err(errno) = self.file.flush()
         {
             written.fill(Err(errno));
         }
-        self.settle(changes, pages, &written);
+        self.settle(changes, &pages, &written);
+        true
     }
 
     /// What waits, and the pages that it changes.
@@ -238,70 +239,12 @@ impl OwnSegment {
     }
 }
 
-/// Writes a table by an engine that completes later: round after round, until nothing waits. However it is dropped, an
-/// engine that was stopped included, what it has taken over is written.
-struct Rounds {
-    own: Arc<OwnSegment>,
-    io: Arc<dyn IoEngine>,
-    under_way: Option<(Vec<Change>, Vec<TablePage>)>,
-    ended: bool,
-}
-
-impl Rounds {
-    /// Begins after the work that is just being done, which may bring more changes.
-    fn begin(own: &Arc<OwnSegment>, io: &Arc<dyn IoEngine>) {
-        Self { own: Arc::clone(own), io: Arc::clone(io), under_way: None, ended: false }.go_on_soon();
-    }
-
-    fn go_on_soon(self) {
-        let io = Arc::clone(&self.io);
-        io.spawn_brief(Box::new(move || self.go_on()));
-    }
-
-    fn go_on(mut self) {
-        self.under_way = self.own.next_round();
-        let Some((changes, pages)) = &self.under_way else {
-            self.ended = true;
-            return;
-        };
-        let io = Arc::clone(&self.io);
-        match self.own.file.table_transfer(self.own.geometry, pages) {
-            Some(transfer) if !changes.iter().any(|change| change.durable) => {
-                io.submit(transfer, Completion::brief(move |ended| self.finish(ended)));
-            }
-            // Flushing blocks.
-            _ => io.spawn(Box::new(move || drop(self))),
-        }
-    }
-
-    fn finish(mut self, ended: Transferred) {
-        let written = match &ended.result {
-            Ok(()) if ended.memory.left_bytes() == 0 => Ok(()),
-            Ok(()) => Err(Errno::IO),
-            Err(error) => Err(Errno::from_io_error(error).unwrap_or(Errno::IO)),
-        };
-        drop(ended);
-        if matches!(written, Err(Errno::CANCELED | Errno::INVAL)) {
-            // The engine was stopped, or the file system refuses direct IO: it is written without either.
-            return;
-        }
-        if let Some((changes, pages)) = self.under_way.take() {
-            let written = vec![written; pages.len()];
-            self.own.settle(changes, &pages, &written);
-        }
-        self.go_on_soon();
-    }
-}
+/// The writing of a table that is left to an engine. It is done when this is dropped, so also when the engine was stopped.
+struct Rounds(Arc<OwnSegment>);
 
 impl Drop for Rounds {
     fn drop(&mut self) {
-        if self.ended {
-            return;
-        }
-        if let Some((changes, pages)) = self.under_way.take() {
-            self.own.write_now(changes, &pages);
-        }
-        while self.own.write_round() {}
+        while self.0.write_round(Through::Cache) {}
     }
 }
 

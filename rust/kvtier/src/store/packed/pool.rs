@@ -18,7 +18,7 @@ use super::hints::Hints;
 use super::own::{Claim, OwnSegment, SlotTicket};
 use super::policy::Policy;
 use super::scrub::Scrub;
-use super::segment::{Access, SegmentFile};
+use super::segment::{Access, SegmentFile, Through};
 use super::site::{self, Site};
 use crate::buffer::LeaseWatch;
 use crate::error::{Error, ErrorKind, Result};
@@ -433,7 +433,7 @@ impl Pool {
             page.sequence += 1;
             claim
                 .file
-                .write_table_page(geometry, &page)
+                .write_table_page(geometry, &page, Through::Device)
                 .map_err(|e| Error::from_io("writing a segment's table", e.into()))?;
         }
         Ok(())

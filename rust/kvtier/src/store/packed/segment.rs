@@ -3,9 +3,10 @@
 //! The lock that makes a process a segment's owner is on the very open file description that everything is written
 //! through. A killed process's writes may land after its death, and only that description outlives them.
 //!
-//! All that there is goes past the page cache where that works, the table too. On ext4 a write through the cache has the
-//! file to itself, so it waits for all blocks that are being written beside it, and they for it; and as long as the cache
-//! holds a page of the file, the kernel leaves the end of each direct write to another thread.
+//! Blocks go past the page cache where that works. A table's pages go through it only where blocks are written by a ring:
+//! on ext4 such a write has the file to itself, so it waits for all blocks that threads are writing beside it, and they for
+//! it; a ring's thread holds nothing while it waits for the device, and would wait twice for a block whose entry went there,
+//! too. Whichever way a page was written, all ways of reading agree.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -18,20 +19,28 @@ use rustix::fs::{
 use rustix::io::{Errno, pread, pwrite};
 
 use super::format::{Geometry, Header, Page, PoolId, TablePage};
-use crate::buffer::{IoMemory, PAGE, ScratchPool};
+use crate::buffer::{PAGE, ScratchPool};
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::{Direction, Transfer};
 
 /// A segment's file, as it is open here.
 #[derive(Debug)]
 pub(super) struct SegmentFile {
     pub(super) id: u32,
-    /// What all is read and written through, and what carries the lock.
+    /// What nearly all is read and written through, and what carries the lock.
     pub(super) data: Arc<File>,
-    /// Through the page cache, which knows what is written past it. For looking at the header again and again.
+    /// Through the page cache, which knows what is written past it: tables, and the header where it is looked at again and
+    /// again.
     cached: File,
     /// Memory for pages of the header and the table: direct IO wants it aligned.
     pages: Arc<ScratchPool>,
+}
+
+/// Which way a page of a table is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Through {
+    /// Past the page cache.
+    Device,
+    Cache,
 }
 
 /// Pages that wait for reuse.
@@ -223,24 +232,17 @@ impl SegmentFile {
     }
 
     /// Writes one page of the table.
-    pub(super) fn write_table_page(&self, geometry: Geometry, page: &TablePage) -> rustix::io::Result<()> {
-        self.write(geometry.page_offset(page.number as usize), &page.encode())
-    }
-
-    /// What writes pages of the table that lie side by side in one go; `None` where they don't, or memory is short.
-    pub(super) fn table_transfer(&self, geometry: Geometry, pages: &[TablePage]) -> Option<Transfer> {
-        let first = pages.first()?.number as usize;
-        if !pages.iter().enumerate().all(|(i, page)| page.number as usize == first + i) {
-            return None;
+    pub(super) fn write_table_page(
+        &self,
+        geometry: Geometry,
+        page: &TablePage,
+        through: Through,
+    ) -> rustix::io::Result<()> {
+        let (at, bytes) = (geometry.page_offset(page.number as usize), page.encode());
+        match through {
+            Through::Device => self.write(at, &bytes),
+            Through::Cache => write_all(&self.cached, at, &bytes),
         }
-        let bytes = pages.len() * PAGE;
-        let pool = if bytes == PAGE { Arc::clone(&self.pages) } else { ScratchPool::new(bytes, 0) };
-        let mut memory = pool.take().ok()?;
-        for (page, into) in pages.iter().zip(memory.chunks_exact_mut(PAGE)) {
-            into.copy_from_slice(&page.encode());
-        }
-        let (file, offset) = (Arc::clone(&self.data), geometry.page_offset(first));
-        Some(Transfer { file, offset, direction: Direction::Write, memory: IoMemory::scratch(memory, bytes) })
     }
 
     /// Waits until the device has what was written.
