@@ -124,7 +124,7 @@ impl Pool {
     fn may_have_spare(&self) -> bool {
         let state = self.state.lock();
         let ready = state.stations.iter().filter(|station| station.spare.is_some()).count();
-        self.superblock().most_segments() / 10 > ready as u32
+        state.catalogue.segments.len() / 10 > ready
     }
 
     /// Lets others have the segments that were ready for stores which have not come.
