@@ -63,7 +63,7 @@ class Case:
     def pool(self, stored: int) -> tuple[int, int]:
         """Bytes of a segment, and of all: with several passes some are reclaimed, as happens in the long run."""
         whole = POOL_PASSES * stored
-        segment = -(-max(SEGMENT_BLOCKS * self.block_bytes, int(whole / 200), 2 * MIB) // MIB) * MIB
+        segment = -(-max(SEGMENT_BLOCKS * self.block_bytes, int(whole / SEGMENTS), 2 * MIB) // MIB) * MIB
         return segment, max(int(whole), SEGMENTS * segment)
 
 

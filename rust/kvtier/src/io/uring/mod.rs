@@ -7,10 +7,10 @@
 //!                                  └──▶ work that may block: task threads
 //! ```
 //! A ring is made, used and closed by its own thread, which waits in the kernel for whatever comes first: an end of a
-//! transfer, or the eventfd by which new work is announced. Brief work (see [`Completion::brief`](super::Completion::brief)) runs on that thread,
-//! and what it submits goes into the same ring without another thread being woken: on a busy tier, one thread begins
-//! blocks, waits for many at a time and verifies them. It sees to the ring between a few pieces of work, so that the
-//! device always has something to do. Work that may block runs on the threads of a [`ThreadEngine`].
+//! transfer, or the eventfd by which new work is announced. Brief work (see [`Completion::brief`]) runs on that thread, and
+//! what it submits goes into the same ring without another thread being woken: on a busy tier, one thread begins blocks,
+//! waits for many at a time and verifies them. It sees to the ring between a few pieces of work, so that the device always
+//! has something to do. Work that may block runs on the threads of a [`ThreadEngine`].
 //!
 //! A transfer's memory belongs to the ring thread's table from the moment that the kernel knows its address until the
 //! kernel says that it is done. Nothing takes it out earlier: not an error, not a stop, not the end of the thread, which
