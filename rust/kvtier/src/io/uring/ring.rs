@@ -336,9 +336,13 @@ impl RingThread {
         };
         if phase != Phase::Open {
             let queued = self.queued.drain(..).map(|(transfer, done)| Mail::Transfer(transfer, done));
-            let all: Vec<_> = queued.chain(self.briefs.drain(..).map(Mail::Task)).chain(mail).collect();
-            for mail in all {
-                contained(|| mail.cancel());
+            let mut over: Vec<_> = queued.chain(self.briefs.drain(..).map(Mail::Task)).chain(mail).collect();
+            // What ends may send more.
+            while !over.is_empty() {
+                for mail in over.drain(..) {
+                    contained(|| mail.cancel());
+                }
+                over = OWN_MAIL.take();
             }
             return phase;
         }
@@ -370,7 +374,7 @@ impl RingThread {
 
     /// Whether nothing is under way, once nothing begins any more.
     fn is_done(&self) -> bool {
-        self.free.len() == self.flights.len() && self.is_idle() && OWN_MAIL.with_borrow(Vec::is_empty)
+        self.free.len() == self.flights.len() && self.is_idle()
     }
 
     /// Does some of the work that is there.
