@@ -63,17 +63,22 @@ impl UringEngine {
     /// runs on `tasks`, which end with this engine.
     ///
     /// # Errors
-    /// `Unavailable` when a ring can't be had, with what is in the way.
+    /// `Unavailable` when a ring can't be had, with what is in the way; `tasks` are as they were then.
     pub fn start(name: &str, tasks: Arc<ThreadEngine>, rings: usize, depth: usize) -> Result<Arc<Self>> {
         let depth = depth.clamp(1, ring::MOST_DEPTH);
-        let home = Home::here();
-        // Made first, so that its drop ends the rings already started if a later one can't be.
-        let mut engine = Self { tasks, rings: Vec::new(), next: AtomicUsize::new(0), depth, home };
-        for number in 0..rings.max(1) {
-            let share = depth.div_ceil(rings.max(1));
-            engine.rings.push(ring::start(&format!("{name}-{number}"), &engine.tasks, share)?);
+        let count = rings.max(1);
+        let mut rings = Vec::with_capacity(count);
+        for number in 0..count {
+            match ring::start(&format!("{name}-{number}"), &tasks, depth.div_ceil(count)) {
+                Ok(ring) => rings.push(ring),
+                Err(error) => {
+                    // The tasks go on: whoever has none of the rings makes transfers by them.
+                    rings.iter().for_each(|ring: &Arc<Mailbox>| drop(ring.close()));
+                    return Err(error);
+                }
+            }
         }
-        Ok(Arc::new(engine))
+        Ok(Arc::new(Self { tasks, rings, next: AtomicUsize::new(0), depth, home: Home::here() }))
     }
 
     /// The ring that is next.
