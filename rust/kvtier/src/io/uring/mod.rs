@@ -67,13 +67,15 @@ impl UringEngine {
     pub fn start(name: &str, tasks: Arc<ThreadEngine>, rings: usize, depth: usize) -> Result<Arc<Self>> {
         let depth = depth.clamp(1, ring::MOST_DEPTH);
         let count = rings.max(1);
-        let mut rings = Vec::with_capacity(count);
+        let mut rings: Vec<Arc<Mailbox>> = Vec::with_capacity(count);
         for number in 0..count {
             match ring::start(&format!("{name}-{number}"), &tasks, depth.div_ceil(count)) {
                 Ok(ring) => rings.push(ring),
                 Err(error) => {
                     // The tasks go on: whoever has none of the rings makes transfers by them.
-                    rings.iter().for_each(|ring: &Arc<Mailbox>| drop(ring.close()));
+                    for ring in &rings {
+                        drop(ring.close());
+                    }
                     return Err(error);
                 }
             }
