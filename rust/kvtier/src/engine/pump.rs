@@ -174,10 +174,16 @@ impl Shared {
     /// Something has ended on this thread: unless the thread is pumping, and so takes what is next itself, see to it
     /// that somebody does. Where pumps take turns, one is enough: it calls others if there is so much to do.
     pub(super) fn follow(self: &Arc<Self>) {
-        let takes_turns = self.info.turn < usize::MAX;
-        let is_seen_to = PUMPING.get() || (takes_turns && self.state.lock().pumps > 0);
-        if !is_seen_to {
-            self.schedule();
+        if PUMPING.get() {
+            return;
+        }
+        let pump = {
+            let mut state = self.state.lock();
+            let is_seen_to = self.info.turn < usize::MAX && state.pumps > 0;
+            !is_seen_to && self.wants_pump(&mut state)
+        };
+        if pump {
+            self.spawn_pump();
         }
     }
 }
