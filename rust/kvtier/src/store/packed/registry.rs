@@ -54,7 +54,9 @@ pub(super) fn open(root: &Path, config: &PackedConfig) -> Result<Arc<Shared>> {
             return Ok(shared);
         }
     }
-    let site = locked.open(config.bounds, config.format.block_bytes() as u64, config.read_only, dir_mode, file_mode)?;
+    let block_bytes = config.format.block_bytes() as u64;
+    let site = locked.open(config.bounds, block_bytes, config.read_only, dir_mode, file_mode);
+    let site = site.map_err(|e| e.with("root", locked.path.display()))?;
     if site.changed {
         let superblock = &site.superblock;
         log::info!(

@@ -73,7 +73,7 @@ pub(super) struct Site {
 /// A root directory under its lock.
 pub(super) struct Locked {
     root: OwnedFd,
-    path: PathBuf,
+    pub(super) path: PathBuf,
     file_system: FileSystem,
 }
 
@@ -140,18 +140,6 @@ impl Locked {
     /// `Config` when a pool can't be here, or isn't and can't be made, or what is here is not this one; `UnsupportedVersion`
     /// when a newer kvtier made it.
     pub(super) fn open(
-        &self,
-        bounds: Bounds,
-        block_bytes: u64,
-        read_only: bool,
-        dir_mode: Mode,
-        file_mode: Mode,
-    ) -> Result<Site> {
-        let opened = self.open_here(bounds, block_bytes, read_only, dir_mode, file_mode);
-        opened.map_err(|e| e.with("root", self.path.display()))
-    }
-
-    fn open_here(
         &self,
         bounds: Bounds,
         block_bytes: u64,
