@@ -4,6 +4,7 @@ import ctypes
 import errno
 import platform
 from collections.abc import Iterable
+from itertools import product
 
 NUMBERS = {
     "x86_64": {
@@ -19,6 +20,7 @@ NUMBERS = {
 
 _SECCOMP = {"x86_64": 317, "aarch64": 277}.get(platform.machine(), 0)
 _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
+_CALL, _DESCRIPTOR, _OFFSET = 0, 16, 40  # where a filter finds them: the number, the first argument, the fourth
 _ERRNO, _ALLOW = 0x00050000, 0x7FFF0000
 
 
@@ -30,20 +32,30 @@ class _Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_uint16), ("instructions", ctypes.POINTER(_Instruction))]
 
 
-def fail(calls: Iterable[str], code: str, descriptors: Iterable[int] | None = None) -> None:
-    """From now on, in every thread, these calls fail with the error of that name, on all descriptors or on some.
+def fail(
+    calls: Iterable[str], code: str, descriptors: Iterable[int] | None = None, offsets: Iterable[int] | None = None
+) -> None:
+    """From now on, in every thread, these calls fail with the error of that name.
+
+    Args:
+        calls: Names of calls, of those in `NUMBERS`.
+        code: The error's name, as in `errno`.
+        descriptors: On which descriptors; on all by default.
+        offsets: At which bytes of a file, for calls that are told so in their fourth argument; at all by default.
 
     Raises:
         OSError: No such filter can be set here.
     """
     number = getattr(errno, code)
     steps: list[tuple[int, int, int, int]] = []
-    for call in calls:
-        for descriptor in [None] if descriptors is None else descriptors:
-            steps += [(_LOAD, 0, 0, 0), (_JUMP_IF_EQUAL, 0, 1 if descriptor is None else 3, NUMBERS[call])]
-            if descriptor is not None:
-                steps += [(_LOAD, 0, 0, 16), (_JUMP_IF_EQUAL, 0, 1, descriptor)]
-            steps.append((_RETURN, 0, 0, _ERRNO | number))
+    for call, descriptor, offset in product(
+        calls, [None] if descriptors is None else descriptors, [None] if offsets is None else offsets
+    ):
+        facts = [(_CALL, NUMBERS[call]), (_DESCRIPTOR, descriptor), (_OFFSET, offset)]
+        wanted = [(where, value) for where, value in facts if value is not None]
+        for left, (where, value) in zip(range(len(wanted) - 1, -1, -1), wanted, strict=True):
+            steps += [(_LOAD, 0, 0, where), (_JUMP_IF_EQUAL, 0, 2 * left + 1, value)]
+        steps.append((_RETURN, 0, 0, _ERRNO | number))
     steps.append((_RETURN, 0, 0, _ALLOW))
     instructions = (_Instruction * len(steps))(*(_Instruction(*step) for step in steps))
     libc = ctypes.CDLL(None, use_errno=True)

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
@@ -112,11 +112,11 @@ def run(tmp_path: Path, engine: str) -> Run:
     return run
 
 
-def assert_all_there(root: Path) -> None:
+def assert_all_there(root: Path, blocks: Iterable[int] = range(BLOCKS)) -> None:
     rows = kvtier.HostRows(1, 60 << 10)
     identity = kvtier.Identity("org/model", 16, dtype="bfloat16")
     with kvtier.open(root, identity=identity, rows=rows, layout="packed", max_bytes="8MiB") as tier:
-        for n in range(BLOCKS):
+        for n in blocks:
             block = bytearray(60 << 10)
             tier.load([make_key(n)], block).raise_for_failures()
             assert block == bytes([n % 251]) * len(block)
@@ -239,3 +239,25 @@ def test_no_file_can_be_opened_or_locked(run: Run, tmp_path: Path, call: str) ->
         """
     )
     assert_all_there(tmp_path)
+
+
+@pytest.mark.parametrize(("offset", "stay"), [(8192 + (64 << 10), [0, 2, 3, 4]), (4096, [])], ids=["slot", "table"])
+def test_a_block_that_is_to_stay_can_not_be_written(run: Run, tmp_path: Path, offset: int, stay: list[int]) -> None:
+    """When its segment is taken: it is lost, and those of a table that can't be written; all others stay."""
+    run(
+        f"""
+        for n in range(100, 100 + 7 * 15 - BLOCKS):
+            assert not store(range(n, n + 1))  # the pool is full
+        assert tier.pin([make_key(n) for n in range(5)]) == [True] * 5
+        fail(["pwrite64"], "EIO", offsets=[{offset}])
+        store(range(1000, 1001))
+        assert [n for n in range(15) if is_known(n)] == {stay}
+        dropped = {{event.key for event in tier.take_events() if event.kind == "removed"}}
+        assert dropped >= {{make_key(n) for n in range(15) if n not in {stay}}}
+        assert not dropped & {{make_key(n) for n in {stay}}}
+        for n in {stay}:
+            assert not load(range(n, n + 1))
+        tier.shutdown()
+        """
+    )
+    assert_all_there(tmp_path, stay)

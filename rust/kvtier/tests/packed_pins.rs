@@ -4,6 +4,7 @@
 
 mod places;
 
+use std::fs::File;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
@@ -14,8 +15,8 @@ use kvtier::identity::NamespaceKind;
 use kvtier::layout::BlockKey;
 use kvtier::store::Known;
 use kvtier::store::packed::check;
-use kvtier::store::packed::format::Superblock;
-use places::pool::{PackedPlace, bounds};
+use kvtier::store::packed::format::{Superblock, TablePage};
+use places::pool::{PackedPlace, bounds, page_at};
 use places::{Harness, Open, key, payload_of};
 
 const OPEN: Open = Open {
@@ -210,4 +211,23 @@ fn pinned_blocks_move_when_another_namespace_takes_their_segment() {
     }
     assert!(known(&b, 0..10 * 8 * SLOTS) >= 3 * SLOTS, "{} blocks", known(&b, 0..10 * 8 * SLOTS));
     assert_sound(&place, 8);
+}
+
+#[test]
+fn blocks_that_stay_are_published_together() {
+    let place = small(4);
+    let harness = open(&place, 'p');
+    store_all(&harness, 0..7);
+    assert_eq!(pin(&harness, 0..7).unwrap(), [true; 7]);
+    let generation = || place.slot_of(&OPEN, &key(0)).unwrap().header.generation;
+    let before = generation();
+    store_all(&harness, 100..100 + 4 * SLOTS);
+    assert_ne!(generation(), before, "the segment was not taken");
+    let slot = place.slot_of(&OPEN, &key(0)).unwrap();
+    let (header, bytes) = (slot.header, page_at(&File::open(slot.path).unwrap(), slot.page_offset));
+    let page = TablePage::decode(&bytes, header.pool, header.segment, 0, header.generation).unwrap();
+    // A store that is waited for is a write of its own.
+    let stored = page.entries.iter().flatten().count() - 7;
+    assert_eq!(page.sequence, stored as u64 + 1);
+    assert_loads(&harness, 0..7);
 }

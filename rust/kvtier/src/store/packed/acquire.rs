@@ -6,12 +6,12 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, unlinkat};
 use rustix::io::Errno;
 
-use super::catalogue::{NamespaceId, Spot, View};
+use super::catalogue::NamespaceId;
 use super::format::{Entry, Geometry, Header, KeyName, Page, SlotState, TablePage};
+use super::keep::{Kept, read_kept};
 use super::own::{Claim, OwnSegment, SlotTicket};
-use super::policy::Heat;
 use super::pool::{Pool, for_each};
-use super::segment::{self, SegmentFile, Through, read_all, write_all};
+use super::segment::{self, SegmentFile, Through, read_all};
 use super::site::now_ns;
 use crate::buffer::{PAGE, Scratch, ScratchPool};
 use crate::error::{Error, ErrorKind, Result};
@@ -20,18 +20,11 @@ use crate::index::Set;
 use crate::layout::BlockKey;
 
 /// What a segment is made for.
-struct Purpose {
+pub(super) struct Purpose {
     namespace: String,
     identity: [u8; 32],
     epoch: u64,
     geometry: Geometry,
-}
-
-/// A block that moves to another generation, in memory meanwhile.
-struct Kept {
-    trailer: Trailer,
-    heat: Heat,
-    block: Scratch,
 }
 
 impl Pool {
@@ -64,7 +57,7 @@ impl Pool {
         Ok(None)
     }
 
-    fn purpose_of(&self, namespace: NamespaceId) -> Purpose {
+    pub(super) fn purpose_of(&self, namespace: NamespaceId) -> Purpose {
         let state = self.state.lock();
         let known = &state.catalogue.namespaces[namespace];
         Purpose {
@@ -77,7 +70,7 @@ impl Pool {
 
     /// Goes on with a segment of the namespace that has room and no owner: one whose owner was closed, or is dead. Its lock
     /// is free, so all that the owner ever wrote has landed.
-    fn adopt_any(&self, namespace: NamespaceId) -> Result<Option<Arc<OwnSegment>>> {
+    pub(super) fn adopt_any(&self, namespace: NamespaceId) -> Result<Option<Arc<OwnSegment>>> {
         let mut with_room: Vec<_> = {
             let state = self.state.lock();
             let is_fit = |(_, segment): &(&u32, &super::catalogue::Segment)| {
@@ -242,7 +235,12 @@ impl Pool {
 
     /// Takes a segment with all that is in it for blocks of `namespace`; its hot blocks stay. `None` when it can't be had
     /// just now.
-    fn reclaim(&self, id: u32, namespace: NamespaceId, purpose: &Purpose) -> Result<Option<Arc<OwnSegment>>> {
+    pub(super) fn reclaim(
+        &self,
+        id: u32,
+        namespace: NamespaceId,
+        purpose: &Purpose,
+    ) -> Result<Option<Arc<OwnSegment>>> {
         let Some(emptied) = self.empty(id, Some(namespace))? else { return Ok(None) };
         let (from, mut dropped) = (emptied.from, emptied.dropped);
         let own = if from == Some(namespace) {
@@ -266,67 +264,6 @@ impl Pool {
             self.refresh(header.segment);
         }
         begun
-    }
-
-    /// Writes blocks of a namespace again, into these slots; returns the keys of those that could not be.
-    fn keep(
-        &self,
-        namespace: NamespaceId,
-        kept: Vec<Kept>,
-        mut slots: impl Iterator<Item = SlotTicket>,
-    ) -> Vec<BlockKey> {
-        let mut lost = Vec::new();
-        for kept in kept {
-            let key = kept.trailer.key;
-            if slots.next().is_none_or(|slot| self.write_again(slot, namespace, kept).is_err()) {
-                lost.push(key);
-            }
-        }
-        lost
-    }
-
-    /// Slots in other segments for the pinned blocks of one that is taken from their namespace; `None` when there are not
-    /// enough.
-    fn room_elsewhere(&self, id: u32, into: Option<NamespaceId>) -> Result<Option<Vec<SlotTicket>>> {
-        let mut slots = Vec::new();
-        let (from, wanted) = {
-            let mut state = self.state.lock();
-            state.catalogue.end_pins(now_ns());
-            match state.catalogue.view(id) {
-                Some(View { namespace: Some(from), pinned, .. }) if Some(*from) != into => (*from, pinned.len()),
-                _ => return Ok(Some(slots)),
-            }
-        };
-        let fill = |slots: &mut Vec<SlotTicket>| {
-            let mut state = self.state.lock();
-            let station = &mut state.stations[from];
-            slots.extend(std::iter::from_fn(|| station.take_slot().0).take(wanted - slots.len()));
-            slots.len() == wanted
-        };
-        while !fill(&mut slots) {
-            let Some(own) = self.another_own(from, id)? else { return Ok(None) };
-            let mut state = self.state.lock();
-            if state.catalogue.namespaces[from].epoch != own.header.epoch {
-                return Ok(None);
-            }
-            state.stations[from].active = Some(own);
-        }
-        Ok(Some(slots))
-    }
-
-    /// One more segment for a namespace: of its own ones, but not `except`.
-    fn another_own(&self, namespace: NamespaceId, except: u32) -> Result<Option<Arc<OwnSegment>>> {
-        if let Some(own) = self.adopt_any(namespace)? {
-            return Ok(Some(own));
-        }
-        let purpose = self.purpose_of(namespace);
-        for id in self.by_rank().into_iter().filter(|id| *id != except) {
-            let is_own = self.state.lock().catalogue.view(id).is_some_and(|view| view.namespace == Some(namespace));
-            if is_own && let Some(own) = self.reclaim(id, namespace, &purpose)? {
-                return Ok(Some(own));
-            }
-        }
-        Ok(None)
     }
 
     /// Takes a segment away, and gives its room back to the file system; false when it can't be had just now.
@@ -382,12 +319,7 @@ impl Pool {
             state.catalogue.drop_view(id);
             (from, stay)
         };
-        let scratch = ScratchPool::new(geometry.slot_bytes as usize, 0);
-        let read = |(slot, heat): (u32, Heat)| {
-            let block = read_block(&claim.file, &header, geometry, slot, &scratch).ok()?;
-            Some(Kept { trailer: block.0, heat, block: block.1 })
-        };
-        let kept: Vec<_> = stay.into_iter().filter_map(read).collect();
+        let kept = read_kept(&claim.file, &header, geometry, stay);
         let stay: Set<_> = kept.iter().map(|kept| kept.trailer.key).collect();
         let is_dropped = |key: &BlockKey| !stay.contains(key);
         let blocks = pages.iter().flatten().flat_map(|page| page.entries.iter().flatten());
@@ -397,36 +329,6 @@ impl Pool {
             .filter(is_dropped)
             .collect();
         Ok(Some(Emptied { claim, header, kept, elsewhere, dropped, from }))
-    }
-
-    /// Writes a block that lay in a segment's last generation into a slot of the present one, or of another segment.
-    fn write_again(&self, slot: SlotTicket, namespace: NamespaceId, kept: Kept) -> Result<()> {
-        let Kept { trailer, heat, mut block } = kept;
-        let own = Arc::clone(&slot.own);
-        let trailer = Trailer { placement: own.header.generation, ..trailer };
-        let bytes = own.geometry.slot_bytes as usize;
-        if let Some(page) = block[..bytes].last_chunk_mut::<PAGE>() {
-            trailer.encode(page);
-        }
-        write_all(&own.file.data, slot.offset(), &block[..bytes])
-            .map_err(|e| Error::from_io("writing a block again", e.into()))?;
-        let entry = Entry {
-            state: SlotState::Block,
-            name: KeyName::of(&trailer.key),
-            payload_bytes: trailer.payload_bytes as u32,
-            generation: own.header.generation,
-            created_unix_ns: trailer.created_unix_ns,
-        };
-        let number = slot.slot;
-        let (send, receive) = std::sync::mpsc::channel();
-        slot.publish(entry, false, None, Box::new(move |written| drop(send.send(written))));
-        let lost = |_| Error::new(ErrorKind::Internal, "the table gave no answer");
-        receive.recv().map_err(lost)??;
-        self.published(namespace, &own.header, number, &trailer.key)?;
-        let there = Spot { segment: own.id(), slot: number };
-        // A second chance, not an endless one.
-        self.state.lock().catalogue.set_heat(there, heat.saturating_sub(1));
-        Ok(())
     }
 }
 

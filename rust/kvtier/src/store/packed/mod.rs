@@ -23,6 +23,7 @@
 //! | `site`, `registry` | finding and making a pool; one object for it per process |
 //! | `segment`, `own` | a segment's file and lock; its slots and table, for its owner |
 //! | `pool`, `keeper`, `acquire` | what the tiers of a process share, and the thread that keeps it going |
+//! | `keep` | blocks that stay when their segment is taken |
 //! | `read`, `write` | one block |
 //! | `scrub` | after a boot: what was stored before it |
 //! | `check` | going over a whole pool |
@@ -34,6 +35,7 @@ mod catalogue;
 mod check;
 pub mod format;
 mod hints;
+mod keep;
 mod keeper;
 mod own;
 mod pins;

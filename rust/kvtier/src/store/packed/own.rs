@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
 
 use super::format::{Entry, Geometry, Header, SlotState, TablePage};
 use super::hints::Hints;
 use super::segment::{SegmentFile, Through};
 use crate::buffer::PAGE;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::io::IoEngine;
 use crate::process::Home;
 use crate::sync::Mutex;
@@ -130,19 +131,19 @@ impl OwnSegment {
         match known {
             Some(entry) => {
                 let entry = Entry { state: SlotState::Dead, ..entry };
-                self.change(Change { slot, entry, ticket: None, durable: false, then }, None);
+                self.change([Change { slot, entry, ticket: None, durable: false, then }], None);
             }
             None => then(Ok(())),
         }
     }
 
-    /// Writes an entry, and those that others want to write meanwhile, page by page. With an engine that completes later
+    /// Writes entries, and those that others want to write meanwhile, page by page. With an engine that completes later
     /// this returns at once, and what is changed by the work that is just being done goes out in one write.
-    fn change(self: &Arc<Self>, change: Change, io: Option<&Arc<dyn IoEngine>>) {
-        let durable = change.durable;
+    fn change(self: &Arc<Self>, changes: impl IntoIterator<Item = Change>, io: Option<&Arc<dyn IoEngine>>) {
+        let mut durable = false;
         {
             let mut state = self.state.lock();
-            state.waiting.push(change);
+            state.waiting.extend(changes.into_iter().inspect(|change| durable |= change.durable));
             if state.writing {
                 return;
             }
@@ -280,8 +281,37 @@ impl SlotTicket {
         then: Box<dyn FnOnce(Result<()>) + Send>,
     ) {
         let own = Arc::clone(&self.own);
-        own.change(Change { slot: self.slot, entry, ticket: Some(self), durable, then }, io);
+        own.change([Change { slot: self.slot, entry, ticket: Some(self), durable, then }], io);
     }
+}
+
+/// Blocks that are complete in their slots: writes their entries, those of a segment together, and waits until every
+/// process can see them. How it went with each, in their order.
+pub(super) fn publish_together(blocks: Vec<(SlotTicket, Entry)>) -> Vec<Result<()>> {
+    let (send, receive) = channel();
+    let no_answer = |_: &_| Err(Error::new(ErrorKind::Internal, "the table gave no answer"));
+    let mut outcomes: Vec<_> = blocks.iter().map(no_answer).collect();
+    let mut segments: Vec<(Arc<OwnSegment>, Vec<Change>)> = Vec::new();
+    for ((ticket, entry), outcome) in blocks.into_iter().zip(0..) {
+        let (own, slot, send) = (Arc::clone(&ticket.own), ticket.slot, send.clone());
+        let then = Box::new(move |written| drop(send.send((outcome, written))));
+        let change = Change { slot, entry, ticket: Some(ticket), durable: false, then };
+        match segments.iter_mut().find(|(known, _)| Arc::ptr_eq(known, &own)) {
+            Some((_, changes)) => changes.push(change),
+            None => segments.push((own, vec![change])),
+        }
+    }
+    drop(send);
+    for (own, changes) in segments {
+        own.change(changes, None);
+    }
+    // Some may be written by a thread that was at the table already. Each is told of once, or dropped.
+    for (outcome, written) in receive {
+        if let Some(known) = outcomes.get_mut::<usize>(outcome) {
+            *known = written;
+        }
+    }
+    outcomes
 }
 
 impl Drop for SlotTicket {
