@@ -4,20 +4,21 @@
 
 mod places;
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use kvtier::error::{ErrorKind, Result};
 use kvtier::frame::Verify;
 use kvtier::identity::NamespaceKind;
 use kvtier::layout::BlockKey;
 use kvtier::store::Known;
-use kvtier::store::packed::check;
 use kvtier::store::packed::format::{Superblock, TablePage};
-use places::pool::{PackedPlace, bounds, page_at};
+use kvtier::store::packed::{Bounds, check};
+use places::pool::{PackedPlace, bounds, page_at, segments};
 use places::{Harness, Open, key, payload_of};
+use rustix::fs::{FlockOperation, flock};
 
 const OPEN: Open = Open {
     letter: 'p',
@@ -46,7 +47,12 @@ fn store_all(harness: &Harness, blocks: Range<usize>) {
     }
 }
 
-fn assert_loads(harness: &Harness, blocks: Range<usize>) {
+/// Takes every segment of a small pool again and again: what stays then stays for a reason.
+fn turn_over(harness: &Harness, segments: usize) {
+    store_all(harness, 1000..1000 + 10 * segments * SLOTS);
+}
+
+fn assert_loads(harness: &Harness, blocks: impl IntoIterator<Item = usize>) {
     for n in blocks {
         harness.clear(1);
         harness.load_lease(key(n), harness.lease(1)).unwrap_or_else(|e| panic!("block {n}: {e}"));
@@ -54,12 +60,16 @@ fn assert_loads(harness: &Harness, blocks: Range<usize>) {
     }
 }
 
-fn keys(blocks: Range<usize>) -> Vec<BlockKey> {
-    blocks.map(key).collect()
+fn keys(blocks: impl IntoIterator<Item = usize>) -> Vec<BlockKey> {
+    blocks.into_iter().map(key).collect()
 }
 
-fn pin(harness: &Harness, blocks: Range<usize>) -> Result<Vec<bool>> {
+fn pin(harness: &Harness, blocks: impl IntoIterator<Item = usize>) -> Result<Vec<bool>> {
     harness.raw_store().residency().unwrap().pin(&keys(blocks), None)
+}
+
+fn unpin(harness: &Harness, blocks: impl IntoIterator<Item = usize>) {
+    harness.raw_store().residency().unwrap().unpin(&keys(blocks));
 }
 
 fn pin_until(harness: &Harness, blocks: Range<usize>, until: SystemTime) -> Vec<bool> {
@@ -86,13 +96,13 @@ fn pinned_blocks_stay_whatever_is_stored() {
     harness.raw_store().on_dropped(Box::new(move |keys| listener.lock().unwrap().extend(keys)));
     store_all(&harness, 0..2 * SLOTS);
     assert_eq!(pin(&harness, 5..8).unwrap(), [true; 3]);
-    store_all(&harness, 100..100 + 20 * 8 * SLOTS);
+    turn_over(&harness, 8);
     assert_eq!(known(&harness, 0..2 * SLOTS), 3);
     assert_loads(&harness, 5..8);
     assert!(!keys(5..8).iter().any(|key| told.lock().unwrap().contains(key)));
     // Taken back, they go like all others.
-    harness.raw_store().residency().unwrap().unpin(&keys(0..7));
-    store_all(&harness, 10_000..10_000 + 20 * 8 * SLOTS);
+    unpin(&harness, 0..7);
+    turn_over(&harness, 8);
     assert_eq!(known(&harness, 0..7), 0);
     assert_loads(&harness, 7..8);
     assert_sound(&place, 8);
@@ -105,15 +115,12 @@ fn half_of_a_pool_can_be_pinned_and_the_rest_is_used() {
         let place = small(8);
         let harness = open(&place, 'p');
         store_all(&harness, 0..4 * SLOTS * step);
-        let residency = harness.raw_store().residency().unwrap();
-        let pinned: Vec<_> = (0..4 * SLOTS * step).step_by(step).collect();
-        let named: Vec<_> = pinned.iter().map(|n| key(*n)).collect();
-        assert!(residency.pin(&named, None).unwrap().iter().filter(|is_pinned| **is_pinned).count() > 3 * SLOTS);
-        let there: Vec<_> = pinned.into_iter().filter(|n| known(&harness, *n..n + 1) == 1).collect();
-        store_all(&harness, 1000..1000 + 10 * 8 * SLOTS);
-        for n in there {
-            assert_loads(&harness, n..n + 1);
-        }
+        let wanted = (0..4 * SLOTS * step).step_by(step);
+        let is_pinned = pin(&harness, wanted.clone()).unwrap();
+        let pinned: Vec<_> = wanted.zip(is_pinned).filter_map(|(n, is_pinned)| is_pinned.then_some(n)).collect();
+        assert!(pinned.len() > 3 * SLOTS);
+        turn_over(&harness, 8);
+        assert_loads(&harness, pinned);
         assert_loads(&harness, 1000 + 10 * 8 * SLOTS - SLOTS..1000 + 10 * 8 * SLOTS);
         assert_sound(&place, 8);
     }
@@ -126,7 +133,7 @@ fn more_than_half_of_a_pool_is_refused_as_a_whole() {
     store_all(&harness, 0..3 * SLOTS);
     let limit = Superblock::cap_for(4, 1 << 20) / 2;
     let most = (limit / SLOT_BYTES) as usize;
-    let refused = pin(&harness, 0..most + 1).unwrap_err();
+    let refused = pin(&harness, 0..=most).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Capacity);
     for number in [limit, (most as u64 + 1) * SLOT_BYTES] {
         assert!(refused.to_string().contains(&format!("{number} bytes")), "{refused}");
@@ -136,7 +143,7 @@ fn more_than_half_of_a_pool_is_refused_as_a_whole() {
         assert_eq!(pin(&harness, 10..10 + most).unwrap(), vec![true; most]);
     }
     assert!(pin(&harness, 0..1).is_err());
-    harness.raw_store().residency().unwrap().unpin(&keys(10..11));
+    unpin(&harness, 10..11);
     assert_eq!(pin(&harness, 0..1).unwrap(), [true]);
 }
 
@@ -147,7 +154,7 @@ fn what_is_not_here_is_not_pinned() {
     store_all(&harness, 0..2);
     assert_eq!(pin(&harness, 1..4).unwrap(), [true, false, false]);
     store_all(&harness, 2..3);
-    store_all(&harness, 100..100 + 20 * 4 * SLOTS);
+    turn_over(&harness, 4);
     assert_eq!(known(&harness, 0..4), 1);
     assert_loads(&harness, 1..2);
 }
@@ -166,7 +173,7 @@ fn a_pin_ends_with_its_time() {
         store_all(&harness, 100..101);
         std::thread::sleep(Duration::from_millis(50));
     }
-    store_all(&harness, 200..200 + 20 * 4 * SLOTS);
+    turn_over(&harness, 4);
     assert_eq!(known(&harness, 0..3), 1);
     assert_loads(&harness, 0..1);
 }
@@ -177,22 +184,23 @@ fn pins_end_with_a_reset_and_with_their_namespace() {
     // Keeps the pool open.
     let _other = open(&place, 'o');
     let harness = open(&place, 'p');
-    let push = |harness: &Harness| store_all(harness, 1000..1000 + 10 * 8 * SLOTS);
-    store_all(&harness, 0..3);
-    assert_eq!(pin(&harness, 0..3).unwrap(), [true; 3]);
-    harness.reset().unwrap();
-    store_all(&harness, 0..3);
-    push(&harness);
-    assert_eq!(known(&harness, 0..3), 0);
-    store_all(&harness, 0..3);
-    assert_eq!(pin(&harness, 0..3).unwrap(), [true; 3]);
+    let pin_three = |harness: &Harness| {
+        store_all(harness, 0..3);
+        assert_eq!(pin(harness, 0..3).unwrap(), [true; 3]);
+    };
+    let assert_none_is_pinned = |harness: &Harness| {
+        harness.reset().unwrap();
+        store_all(harness, 0..3);
+        turn_over(harness, 8);
+        assert_eq!(known(harness, 0..3), 0);
+    };
+    pin_three(&harness);
+    assert_none_is_pinned(&harness);
+    pin_three(&harness);
     drop(harness);
     let harness = open(&place, 'p');
     assert_loads(&harness, 0..3);
-    harness.reset().unwrap();
-    store_all(&harness, 0..3);
-    push(&harness);
-    assert_eq!(known(&harness, 0..3), 0);
+    assert_none_is_pinned(&harness);
 }
 
 #[test]
@@ -201,15 +209,12 @@ fn pinned_blocks_move_when_another_namespace_takes_their_segment() {
     let [a, b] = ['a', 'b'].map(|letter| open(&place, letter));
     // Spread over all segments: every one that is taken holds some.
     store_all(&a, 0..8 * SLOTS);
-    let residency = a.raw_store().residency().unwrap();
     let pinned: Vec<_> = (0..8 * SLOTS).step_by(4).filter(|n| known(&a, *n..n + 1) == 1).collect();
-    let named: Vec<_> = pinned.iter().map(|n| key(*n)).collect();
-    assert!(residency.pin(&named, None).unwrap().iter().all(|is_pinned| *is_pinned));
-    store_all(&b, 0..10 * 8 * SLOTS);
-    for n in pinned {
-        assert_loads(&a, n..n + 1);
-    }
-    assert!(known(&b, 0..10 * 8 * SLOTS) >= 3 * SLOTS, "{} blocks", known(&b, 0..10 * 8 * SLOTS));
+    assert!(pin(&a, pinned.iter().copied()).unwrap().iter().all(|is_pinned| *is_pinned));
+    turn_over(&b, 8);
+    assert_loads(&a, pinned);
+    let stored = known(&b, 1000..1000 + 10 * 8 * SLOTS);
+    assert!(stored >= 3 * SLOTS, "{stored} blocks");
     assert_sound(&place, 8);
 }
 
@@ -230,4 +235,111 @@ fn blocks_that_stay_are_published_together() {
     let stored = page.entries.iter().flatten().count() - 7;
     assert_eq!(page.sequence, stored as u64 + 1);
     assert_loads(&harness, 0..7);
+}
+
+/// A pool that was full and is opened again with less room, some of its blocks pinned. Somebody else has all of its segments
+/// locked, so that none could go so far.
+struct Shrunk {
+    place: PackedPlace,
+    harness: Harness,
+    others: Vec<Option<File>>,
+    pinned: Vec<usize>,
+}
+
+impl Shrunk {
+    /// From `before` segments, some of them another namespace's.
+    fn open(before: usize, letters: &str, pinned: impl Iterator<Item = usize>, less: Bounds) -> Self {
+        let place = small(before as u64);
+        // One after the other, so that each has segments of its own.
+        for (n, letter) in letters.chars().enumerate() {
+            let share = before * SLOTS / letters.len();
+            store_all(&open(&place, letter), n * share..(n + 1) * share);
+        }
+        let shrunk = PackedPlace::new(move |config| config.bounds = less);
+        fs::rename(place.root().join("kvtier-pool"), shrunk.root().join("kvtier-pool")).unwrap();
+        let lock = |path| {
+            let file = File::open(path).unwrap();
+            flock(&file, FlockOperation::NonBlockingLockExclusive).unwrap();
+            Some(file)
+        };
+        let others: Vec<_> = segments(shrunk.root()).into_iter().map(lock).collect();
+        assert_eq!(others.len(), before);
+        let harness = open(&shrunk, 'p');
+        let pinned: Vec<_> = pinned.collect();
+        assert_eq!(pin(&harness, pinned.iter().copied()).unwrap(), vec![true; pinned.len()]);
+        Self { place: shrunk, harness, others, pinned }
+    }
+
+    fn let_go(&mut self, segments: Range<usize>) {
+        self.others[segments].fill_with(|| None);
+    }
+
+    fn segments(&self) -> usize {
+        segments(self.place.root()).len()
+    }
+
+    fn until(&self, left: usize) {
+        let began = Instant::now();
+        while self.segments() != left {
+            assert!(began.elapsed() < Duration::from_secs(60), "{} segments, {left} were wanted", self.segments());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn assert_pinned_load(&self) {
+        assert_loads(&self.harness, self.pinned.iter().copied());
+    }
+
+    /// All that is pinned is there, in as much room as there should be in the end.
+    fn assert_drained(&self, left: usize) {
+        self.until(left);
+        self.assert_pinned_load();
+        assert_sound(&self.place, left as u64);
+    }
+}
+
+/// Longer than from one attempt to give room back to the next.
+const ATTEMPTS: Duration = Duration::from_millis(2500);
+
+/// Pinned blocks in the upper half of six segments, all of one namespace, of which three are to stay.
+fn beyond_a_lowered_cap() -> Shrunk {
+    let mut shrunk = Shrunk::open(6, "p", (3 * SLOTS..6 * SLOTS).step_by(4), bounds(3));
+    shrunk.let_go(3..6);
+    std::thread::sleep(ATTEMPTS);
+    // There is no room for them below, which somebody else has.
+    assert_eq!(shrunk.segments(), 6);
+    shrunk.assert_pinned_load();
+    shrunk
+}
+
+#[test]
+fn pinned_blocks_move_below_a_lowered_cap() {
+    let mut shrunk = beyond_a_lowered_cap();
+    shrunk.let_go(0..3);
+    shrunk.assert_drained(3);
+}
+
+#[test]
+fn what_has_no_room_below_a_lowered_cap_stays_while_it_is_pinned() {
+    let shrunk = beyond_a_lowered_cap();
+    unpin(&shrunk.harness, shrunk.pinned.iter().copied());
+    shrunk.until(3);
+    assert_eq!(known(&shrunk.harness, 3 * SLOTS..6 * SLOTS), 0);
+    assert_sound(&shrunk.place, 3);
+}
+
+#[test]
+fn pinned_blocks_beyond_a_lowered_cap_take_room_of_others() {
+    let mut shrunk = Shrunk::open(6, "op", (3 * SLOTS..6 * SLOTS).step_by(4), bounds(3));
+    shrunk.let_go(0..6);
+    shrunk.assert_drained(3);
+}
+
+#[test]
+fn pinned_blocks_are_what_is_left_where_others_need_the_disk() {
+    let less = Bounds { min_free_bytes: Some(1 << 60), ..bounds(4) };
+    let mut shrunk = Shrunk::open(4, "p", (0..4 * SLOTS).step_by(4), less);
+    shrunk.let_go(0..4);
+    shrunk.assert_drained(1);
+    assert_eq!(known(&shrunk.harness, 0..4 * SLOTS), SLOTS);
 }

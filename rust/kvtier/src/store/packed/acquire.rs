@@ -69,12 +69,14 @@ impl Pool {
     }
 
     /// Goes on with a segment of the namespace that has room and no owner: one whose owner was closed, or is dead. Its lock
-    /// is free, so all that the owner ever wrote has landed.
+    /// is free, so all that the owner ever wrote has landed. Not with one beyond the cap: that would never go.
     pub(super) fn adopt_any(&self, namespace: NamespaceId) -> Result<Option<Arc<OwnSegment>>> {
+        let most = self.superblock().most_segments();
         let mut with_room: Vec<_> = {
             let state = self.state.lock();
-            let is_fit = |(_, segment): &(&u32, &super::catalogue::Segment)| {
-                !segment.failing
+            let is_fit = |(id, segment): &(&u32, &super::catalogue::Segment)| {
+                **id < most
+                    && !segment.failing
                     && segment.view.as_ref().is_some_and(|v| v.namespace == Some(namespace) && v.has_room())
             };
             state.catalogue.segments.iter().filter(is_fit).map(|(id, _)| *id).collect()
@@ -291,22 +293,29 @@ impl Pool {
 
     /// Claims a segment, and makes its blocks unknown here. Nothing on storage has changed yet.
     fn empty(&self, id: u32, into: Option<NamespaceId>) -> Result<Option<Emptied>> {
-        let Some(elsewhere) = self.room_elsewhere(id, into)? else { return Ok(None) };
         let Some(claim) = self.claim(id)? else { return Ok(None) };
+        let emptied = self.empty_claimed(claim, into);
+        if !matches!(emptied, Ok(Some(_))) {
+            // Who opened a namespace meanwhile has left the segment to its owner.
+            self.refresh(id);
+        }
+        emptied
+    }
+
+    fn empty_claimed(&self, claim: Claim, into: Option<NamespaceId>) -> Result<Option<Emptied>> {
+        let id = claim.file.id;
         let header = match claim.file.header(self.superblock().pool) {
             Ok(header) => header,
             Err(error) if error.kind() == ErrorKind::Io => return Err(error),
             Err(_) => return Ok(None),
         };
         let geometry = self.geometry_of(&header)?;
+        let Some(elsewhere) = self.room_elsewhere(id, into)? else { return Ok(None) };
         let pages = Self::read_table(&claim.file, &header, geometry)?;
         let (from, stay) = {
             let mut state = self.state.lock();
             let Some(view) = state.catalogue.view(id) else { return Ok(None) };
             if view.is_held() || view.header.generation != header.generation {
-                drop(state);
-                drop(claim);
-                self.refresh(id);
                 return Ok(None);
             }
             let from = view.namespace;

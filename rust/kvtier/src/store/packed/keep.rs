@@ -120,8 +120,8 @@ impl Pool {
         self.failed_work.warn(module_path!(), format_args!("a block that was to stay is lost: {error} [key={key}]"));
     }
 
-    /// Slots in other segments for the pinned blocks of one that is taken from their namespace; `None` when there are not
-    /// enough.
+    /// Slots in other segments for the pinned blocks of one that is taken from their namespace, and that this process has
+    /// locked; `None` when there are not enough.
     pub(super) fn room_elsewhere(&self, id: u32, into: Option<NamespaceId>) -> Result<Option<Vec<SlotTicket>>> {
         let mut slots = Vec::new();
         let (from, wanted) = {
@@ -139,7 +139,12 @@ impl Pool {
             slots.len() == wanted
         };
         while !fill(&mut slots) {
-            let Some(own) = self.another_own(from, id)? else { return Ok(None) };
+            let own = match self.another_own(from)? {
+                // Where room is given back, whoever has what is left of it shares it.
+                None if into.is_none() => self.acquire(from)?,
+                own => own,
+            };
+            let Some(own) = own else { return Ok(None) };
             let mut state = self.state.lock();
             if state.catalogue.namespaces[from].epoch != own.header.epoch {
                 return Ok(None);
@@ -149,13 +154,14 @@ impl Pool {
         Ok(Some(slots))
     }
 
-    /// One more segment for a namespace: of its own ones, but not `except`.
-    fn another_own(&self, namespace: NamespaceId, except: u32) -> Result<Option<Arc<OwnSegment>>> {
+    /// One more segment for a namespace, of its own ones.
+    fn another_own(&self, namespace: NamespaceId) -> Result<Option<Arc<OwnSegment>>> {
         if let Some(own) = self.adopt_any(namespace)? {
             return Ok(Some(own));
         }
         let purpose = self.purpose_of(namespace);
-        for id in self.by_rank().into_iter().filter(|id| *id != except) {
+        let most = self.superblock().most_segments();
+        for id in self.by_rank().into_iter().filter(|id| *id < most) {
             let is_own = self.state.lock().catalogue.view(id).is_some_and(|view| view.namespace == Some(namespace));
             if is_own && let Some(own) = self.reclaim(id, namespace, &purpose)? {
                 return Ok(Some(own));
