@@ -7,11 +7,11 @@ use rustix::fs::{AtFlags, unlinkat};
 use rustix::io::Errno;
 
 use super::catalogue::NamespaceId;
-use super::format::{Entry, Geometry, Header, KeyName, Page, SlotState, TablePage};
+use super::format::{Geometry, Header, Page, SlotState, TablePage};
 use super::keep::{Kept, read_kept};
 use super::own::{Claim, OwnSegment, SlotTicket};
-use super::pool::{Pool, for_each};
-use super::segment::{self, SegmentFile, Through, read_all};
+use super::pool::Pool;
+use super::segment::{self, SegmentFile, read_all};
 use super::site::now_ns;
 use crate::buffer::{PAGE, Scratch, ScratchPool};
 use crate::error::{Error, ErrorKind, Result};
@@ -107,27 +107,6 @@ impl Pool {
         self.state.lock().catalogue.install(&header, geometry, Some(&known), now_ns() / 1_000_000_000);
         let own = OwnSegment::new(header, geometry, claim, pages, &self.hints);
         Ok((own.free_slots() > 0).then_some(own))
-    }
-
-    /// The table of a segment that is locked, whole: what was damaged is rebuilt from the blocks' trailers.
-    pub(super) fn settled_table(
-        &self,
-        file: &SegmentFile,
-        header: &Header,
-        geometry: Geometry,
-    ) -> Result<Vec<TablePage>> {
-        let pages = Self::read_table(file, header, geometry)?.into_iter().enumerate();
-        let settle = |(number, page): (usize, Option<TablePage>)| {
-            if let Some(page) = page {
-                return Ok(page);
-            }
-            let page = rebuilt_page(file, header, geometry, number)?;
-            file.write_table_page(geometry, &page, Through::Device)
-                .map_err(|e| Error::from_io("writing a segment's table", e.into()))?;
-            self.hints.note(header.segment);
-            Ok(page)
-        };
-        pages.map(settle).collect()
     }
 
     /// Makes a segment, if the bounds allow one more.
@@ -382,74 +361,4 @@ pub(super) fn trailer_of(page: &Page, header: &Header) -> Option<Trailer> {
         (trailer.placement, trailer.identity, trailer.payload_bytes)
             == (header.generation, header.identity, header.payload_bytes)
     })
-}
-
-/// A page of a table, from the trailers of the blocks whose entries it has.
-pub(super) fn rebuilt_page(
-    file: &SegmentFile,
-    header: &Header,
-    geometry: Geometry,
-    number: usize,
-) -> Result<TablePage> {
-    let mut page = TablePage::empty(header.pool, header.segment, number as u32, header.generation);
-    // Above whatever it was: pages count from 0.
-    page.sequence = now_ns();
-    for (slot, entry) in geometry.slots_of(number).zip(&mut page.entries) {
-        let mut bytes = [0; PAGE];
-        file.read(geometry.slot_offset(slot) + geometry.slot_bytes - PAGE as u64, &mut bytes)
-            .map_err(|e| Error::from_io("reading a block's trailer", e.into()))?;
-        *entry = trailer_of(&bytes, header).map(|trailer| Entry {
-            state: SlotState::Block,
-            name: KeyName::of(&trailer.key),
-            payload_bytes: trailer.payload_bytes as u32,
-            generation: header.generation,
-            created_unix_ns: trailer.created_unix_ns,
-        });
-    }
-    Ok(page)
-}
-
-impl Pool {
-    /// Rebuilds pages of tables that can't be read, where nobody owns the segment. Its owner knows what lies there, and
-    /// writes the page with its next block.
-    pub(super) fn rebuild_tables(&self) {
-        let damaged: Vec<_> = {
-            let state = self.state.lock();
-            let is_damaged = |(_, segment): &(&u32, &super::catalogue::Segment)| {
-                segment.view.as_ref().is_some_and(|view| view.damaged_pages().next().is_some())
-            };
-            state.catalogue.segments.iter().filter(is_damaged).map(|(id, _)| *id).collect()
-        };
-        for_each(&damaged, |id| {
-            if let Err(error) = self.rebuild_table(id) {
-                self.failed_work.warn(module_path!(), format_args!("a damaged table can't be rebuilt now: {error}"));
-            }
-        });
-        self.answer_probes();
-    }
-
-    fn rebuild_table(&self, id: u32) -> Result<()> {
-        if self.access.read_only {
-            let file = self.file_of(id)?;
-            let header = file.header(self.superblock().pool)?;
-            let geometry = self.geometry_of(&header)?;
-            let pages = Self::read_table(&file, &header, geometry)?.into_iter().enumerate();
-            let rebuild = |(number, page): (usize, Option<TablePage>)| match page {
-                Some(page) => Ok(Some(page)),
-                None => rebuilt_page(&file, &header, geometry, number).map(Some),
-            };
-            let pages = pages.map(rebuild).collect::<Result<Vec<_>>>()?;
-            self.state.lock().catalogue.install(&header, geometry, Some(&pages), file.used());
-            return Ok(());
-        }
-        let Some(claim) = self.claim(id)? else { return Ok(()) };
-        let header = claim.file.header(self.superblock().pool)?;
-        let geometry = self.geometry_of(&header)?;
-        let pages: Vec<_> = self.settled_table(&claim.file, &header, geometry)?.into_iter().map(Some).collect();
-        self.state.lock().catalogue.install(&header, geometry, Some(&pages), claim.file.used());
-        drop(claim);
-        let names = segment::name_of(id);
-        log::warn!("a damaged table was rebuilt from the blocks of {names} in {}", self.site.path.display());
-        Ok(())
-    }
 }

@@ -11,6 +11,7 @@ use rustix::fs::fstatvfs;
 
 use super::catalogue::NamespaceId;
 use super::pool::{Pool, State, Station};
+use super::rebuild::Rebuild;
 use super::site::{now_ns, now_s};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::Probed;
@@ -57,7 +58,7 @@ impl Keeper {
     }
 }
 
-fn keep(pool: &Pool) {
+fn keep(pool: &Arc<Pool>) {
     let mut round = 0;
     // Whoever opens a namespace reads what is there.
     let (mut follow, mut tidy) = (Instant::now() + FOLLOW, Instant::now() + TIDY);
@@ -72,7 +73,8 @@ fn keep(pool: &Pool) {
         }
         pool.supply();
         if pool.somebody_waits_for_tables() {
-            pool.rebuild_tables();
+            Rebuild::start(pool);
+            pool.answer_probes();
         }
         let now = Instant::now();
         if now >= follow {
@@ -229,7 +231,7 @@ impl Pool {
     }
 
     /// What has to be done now and then.
-    fn tidy(&self, round: u32) {
+    fn tidy(self: &Arc<Self>, round: u32) {
         self.note_uses();
         self.follow_uses();
         self.give_up_spares();
@@ -245,7 +247,7 @@ impl Pool {
             }
             Err(error) => self.failed_work.warn(module_path!(), format_args!("the pool can't be listed: {error}")),
         }
-        self.rebuild_tables();
+        Rebuild::start(self);
         if !self.access.read_only {
             self.shrink();
         }

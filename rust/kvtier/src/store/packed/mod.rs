@@ -25,6 +25,7 @@
 //! | `pool`, `keeper`, `acquire` | what the tiers of a process share, and the thread that keeps it going |
 //! | `keep` | blocks that stay when their segment is taken |
 //! | `read`, `write` | one block |
+//! | `rebuild` | tables that can't be read, from the blocks |
 //! | `scrub` | after a boot: what was stored before it |
 //! | `check` | going over a whole pool |
 //!
@@ -42,6 +43,7 @@ mod pins;
 pub mod policy;
 mod pool;
 mod read;
+mod rebuild;
 mod registry;
 mod scrub;
 mod segment;

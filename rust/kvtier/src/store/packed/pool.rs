@@ -17,6 +17,7 @@ use super::format::{Geometry, Header, NamespaceRecord, Superblock, TablePage};
 use super::hints::Hints;
 use super::own::{Claim, OwnSegment, SlotTicket};
 use super::policy::Policy;
+use super::rebuild::Rebuild;
 use super::scrub::Scrub;
 use super::segment::{Access, SegmentFile, Through};
 use super::site::{self, Site};
@@ -31,6 +32,8 @@ use crate::sync::{Condvar, Mutex};
 
 /// How often a table that looks damaged is read before it counts as such: its owner may be writing it just now.
 const LOOKS: usize = 4;
+/// The same for pages of a table, at each reading: whoever writes one takes no millisecond for it, as a rule.
+const LOOKS_AT_PAGES: usize = 3;
 
 /// A pool, open.
 pub(super) struct Pool {
@@ -49,6 +52,7 @@ pub(super) struct Pool {
     locked: Mutex<Vec<Arc<File>>>,
     pub(super) failed_work: Recurring,
     pub(super) scrub: Scrub,
+    pub(super) rebuild: Rebuild,
     /// What the hints said when they were last followed.
     followed: Mutex<Vec<u64>>,
 }
@@ -110,6 +114,7 @@ impl Pool {
             locked: Mutex::default(),
             failed_work: Recurring::default(),
             scrub,
+            rebuild: Rebuild::default(),
             followed: Mutex::default(),
             site,
         }
@@ -165,7 +170,7 @@ impl Pool {
         self.hints.changed(&mut self.followed.lock());
         let segments = self.site.segments()?;
         self.state.lock().catalogue.expect(namespace, segments.len());
-        for_each(&segments, |segment| self.refresh(segment));
+        for_each(&segments, AT_ONCE, |segment| self.refresh(*segment));
         let mut state = self.state.lock();
         if !state.catalogue.namespaces[namespace].is_complete() {
             // A question, so that tables are rebuilt at once.
@@ -369,15 +374,17 @@ impl Pool {
         header: &Header,
         geometry: Geometry,
     ) -> Result<Vec<Option<TablePage>>> {
-        let pages = file.table(header, geometry)?;
-        let again = |number| {
+        let mut pages: Vec<_> = file.table(header, geometry)?.into_iter().map(Result::ok).collect();
+        for _ in 1..LOOKS_AT_PAGES {
+            if pages.iter().all(Option::is_some) {
+                break;
+            }
             std::thread::sleep(std::time::Duration::from_millis(1));
-            file.table_page(header, geometry, number)
-        };
-        let settle = |(number, page): (usize, Result<TablePage>)| {
-            page.or_else(|_| again(number)).or_else(|_| again(number)).ok()
-        };
-        Ok(pages.into_iter().enumerate().map(settle).collect())
+            for (page, again) in pages.iter_mut().zip(file.table(header, geometry)?) {
+                *page = page.take().or(again.ok());
+            }
+        }
+        Ok(pages)
     }
 
     /// What was known of a place of an earlier generation is known no more, whatever a refresh has come to.
@@ -650,16 +657,16 @@ impl Station {
 /// Segments that are read at the same time, where many are.
 const AT_ONCE: usize = 8;
 
-/// Does something about each of the segments, several at a time.
-pub(super) fn for_each(segments: &[u32], work: impl Fn(u32) + Sync) {
+/// Does something about each of the items, so many at a time.
+pub(super) fn for_each<T: Sync>(items: &[T], at_once: usize, work: impl Fn(&T) + Sync) {
     let next = AtomicUsize::new(0);
     let work = || {
-        while let Some(segment) = segments.get(next.fetch_add(1, Ordering::Relaxed)) {
-            work(*segment);
+        while let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) {
+            work(item);
         }
     };
     std::thread::scope(|scope| {
-        for _ in 1..segments.len().min(AT_ONCE) {
+        for _ in 1..items.len().min(at_once) {
             // Where there is no thread to be had, this one does more.
             let _ = std::thread::Builder::new().name("kvtier-read".into()).spawn_scoped(scope, work);
         }

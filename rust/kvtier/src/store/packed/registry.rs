@@ -166,6 +166,7 @@ impl Shared {
         };
         if last {
             self.keeper.stop(&self.pool);
+            self.pool.rebuild.stop();
             self.pool.scrub.stop();
             self.pool.close();
         }
