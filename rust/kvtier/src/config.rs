@@ -186,7 +186,7 @@ impl Default for TierConfig {
             verify: Verify::Always,
             durability: Durability::None,
             direct_io: DirectIo::Auto,
-            io_threads: default_io_threads(),
+            io_threads: IO_THREADS,
             max_inflight_ops: engine.max_inflight_ops,
             max_inflight_bytes: engine.max_inflight_bytes,
             max_queued_store_bytes: engine.max_queued_store_bytes,
@@ -205,11 +205,9 @@ impl Default for TierConfig {
     }
 }
 
-/// Enough for a device's queue to stay full while some of the threads compute checksums, few enough to be cheap: twice
-/// the cores, 8 to 32.
-fn default_io_threads() -> usize {
-    std::thread::available_parallelism().map_or(8, |n| (n.get() * 2).clamp(8, 32))
-}
+/// Enough for a device's queue to stay full while some of the threads compute checksums. However few cores there are: the
+/// threads mostly wait for the device.
+const IO_THREADS: usize = 32;
 
 /// More threads than any device needs.
 const MAX_IO_THREADS: usize = 1024;
