@@ -7,6 +7,8 @@ import gc
 import pickle
 import select
 import signal
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -691,6 +693,37 @@ class TestEventsAndStats:
         finish(faulty)
         assert faulty.take_events() == [kvtier.Event("removed", KEYS[1], "checksum")]
         assert faulty.take_events() == []
+
+    def test_pools_tell_what_other_processes_drop(
+        self, open_tier: OpenTier, identity: kvtier.Identity, tmp_path: Path
+    ) -> None:
+        options = {"layout": "packed", "max_bytes": "4200KiB", "segment_bytes": "1MiB"}
+        tier = open_tier(url=tmp_path, rows=kvtier.HostRows(16, 60 << 10), **options)
+        keys = [make_key(1000 + n) for n in range(32)]
+        for first in (0, 16):
+            tier.submit_store(first, keys[first : first + 16], range(16))
+            finish(tier)
+        assert {event.kind for event in tier.take_events()} == {"stored"}
+        program = (
+            "import pickle, sys, kvtier\n"
+            "from kvtier.testing import make_key\n"
+            "root, identity, options = pickle.loads(sys.stdin.buffer.read())\n"
+            "tier = kvtier.open(root, identity=identity, rows=kvtier.HostRows(16, 60 << 10), **options)\n"
+            "for n in range(20):\n"
+            "    tier.submit_store(n, [make_key(2000 + 8 * n + i) for i in range(8)], range(8))\n"
+            "    assert tier.drain_jobs(timeout=60)\n"
+        )
+        given = pickle.dumps((tmp_path, identity, options))
+        subprocess.run([sys.executable, "-c", program], input=given, timeout=100, check=True)
+        told: list[kvtier.Event] = []
+        until = time.monotonic() + 20
+        while not (dropped := {key for key in keys if tier.lookup(key) is Lookup.MISS}) or dropped != {
+            event.key for event in told if event.key in keys
+        }:
+            assert time.monotonic() < until, f"{len(dropped)} were dropped, and this was told: {told}"
+            time.sleep(0.05)
+            told += tier.take_events()
+        assert {(event.kind, event.reason) for event in told} == {("removed", "capacity")}
 
     def test_stats_count(self, tier: kvtier.TierManager) -> None:
         tier.submit_store(1, KEYS[:4], range(4))

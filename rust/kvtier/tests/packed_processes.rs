@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use kvtier::buffer::HostRows;
 use kvtier::error::ErrorKind;
+use kvtier::layout::BlockKey;
 use kvtier::store::Known;
 use kvtier::store::packed::format::Superblock;
 use kvtier::store::packed::{Bounds, Census, PackedConfig, PackedStore, check};
@@ -80,11 +81,13 @@ const RANGE: usize = 100_000;
 /// Slots of a segment of a MiB.
 const SLOTS: usize = 63;
 
-fn open_with(root: &Path, bounds: Bounds) -> Harness {
-    let namespace = OPEN.namespace();
-    let config = PackedConfig::new(format_of(&namespace), bounds);
-    let store = PackedStore::open(root, &namespace, config, places::io(2)).unwrap();
+fn open_as(root: &Path, config: PackedConfig) -> Harness {
+    let store = PackedStore::open(root, &OPEN.namespace(), config, places::io(2)).unwrap();
     Harness::with(Arc::new(store), &HostRows::new(4, OPEN.payload_bytes).unwrap().region())
+}
+
+fn open_with(root: &Path, bounds: Bounds) -> Harness {
+    open_as(root, PackedConfig::new(format_of(&OPEN.namespace()), bounds))
 }
 
 fn open(root: &Path) -> Harness {
@@ -342,6 +345,41 @@ fn readers_get_right_blocks_or_none_while_others_reclaim() {
     }
     writers.iter_mut().for_each(kill);
     assert_sound(root.path());
+}
+
+#[test]
+fn what_other_processes_drop_is_told() {
+    let root = test_root();
+    let config = PackedConfig::new(format_of(&OPEN.namespace()), bounds(8));
+    let harness = open_as(root.path(), PackedConfig { tells_all: true, ..config });
+    let told: Arc<std::sync::Mutex<Vec<BlockKey>>> = Arc::default();
+    let listener = Arc::clone(&told);
+    harness.raw_store().on_dropped(Box::new(move |keys| listener.lock().unwrap().extend(keys)));
+    // The last of these segments stays this process's own.
+    let own = 10 * RANGE..10 * RANGE + 3 * SLOTS;
+    for n in own.clone() {
+        store_block(&harness, n).unwrap();
+    }
+    assert!(told.lock().unwrap().is_empty());
+    // It keeps some of what it has loaded, in other places.
+    let mut other = process("store and load what was stored", root.path());
+    let other = other.env(BLOCKS, (3 * 8 * SLOTS).to_string()).stdout(Stdio::null()).status().unwrap();
+    assert!(other.success());
+    let until = Instant::now() + Duration::from_secs(20);
+    loop {
+        let told: Vec<_> = told.lock().unwrap().clone();
+        let dropped = own.clone().filter(|n| !is_known(&harness, *n)).count();
+        let is_told = |n: &usize| told.contains(&key(*n));
+        if dropped > 0 && own.clone().filter(is_told).count() == dropped {
+            assert!(own.clone().all(|n| is_told(&n) != is_known(&harness, n)));
+            let residency = harness.raw_store().residency().unwrap();
+            assert!(told.iter().all(|key| residency.find(key) == Known::Absent), "one is there still");
+            assert!(told.len() > 5 * SLOTS, "{} blocks", told.len());
+            break;
+        }
+        assert!(Instant::now() < until, "{dropped} blocks were dropped, and this was told: {told:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 #[test]

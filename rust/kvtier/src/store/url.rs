@@ -111,6 +111,7 @@ pub fn open(place: &Place, namespace: &Namespace, config: &TierConfig) -> Result
                 read_only: config.read_only,
                 file_mode: config.file_mode,
                 dir_mode: config.dir_mode,
+                tells_all: config.events,
                 ..PackedConfig::new(format_of(namespace), bounds)
             };
             let io = engine_for(config.io_engine, PackedStore::RING_GAINS, config.io_threads)?;

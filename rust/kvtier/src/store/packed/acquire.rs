@@ -304,7 +304,7 @@ impl Pool {
             if !is_same && stay.len() > elsewhere.len() {
                 return Ok(None);
             }
-            state.catalogue.drop_view(id);
+            state.catalogue.take_view(id);
             (from, stay)
         };
         let kept = read_kept(&claim.file, &header, geometry, stay);

@@ -1,7 +1,8 @@
 //! What this process knows of a pool: which blocks lie where, in all segments, by whoever they were stored.
 //!
 //! Pure bookkeeping in memory. A block costs 10 bytes in its segment's view and a table entry of 24 bytes in its
-//! namespace's index, which answers by itself: a lookup touches nothing else.
+//! namespace's index, which answers by itself: a lookup touches nothing else. Where somebody wants to be told what goes, it
+//! is 43 bytes in the view, which keeps keys then.
 
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -38,7 +39,7 @@ pub(super) struct NamedPage {
     number: usize,
     sequence: u64,
     /// Slots of blocks, and of dead ones, which have no name.
-    slots: Vec<(u32, Option<Name>)>,
+    slots: Vec<(u32, Option<(Name, KeyName)>)>,
 }
 
 /// An entry of a namespace's index.
@@ -98,8 +99,7 @@ pub(super) struct View {
     pub(super) geometry: Geometry,
     /// Whose blocks they are, where that namespace is open here and they are of its epoch.
     pub(super) namespace: Option<NamespaceId>,
-    /// Hashes of the blocks' names.
-    hashes: Vec<u64>,
+    names: Names,
     states: Vec<u8>,
     heat: Vec<Heat>,
     sequences: Vec<u64>,
@@ -115,6 +115,15 @@ pub(super) struct View {
     pub(super) loading: Arc<()>,
 }
 
+/// What a view knows of its blocks' names.
+#[derive(Debug)]
+enum Names {
+    /// Enough to find them in the index.
+    Hashes(Vec<u64>),
+    /// What everybody calls them.
+    Keys(Vec<KeyName>),
+}
+
 /// A namespace that is open here.
 #[derive(Debug)]
 pub(super) struct Namespace {
@@ -124,6 +133,8 @@ pub(super) struct Namespace {
     pub(super) geometry: Geometry,
     pub(super) payload_bytes: u64,
     pub(super) pins: Pins,
+    /// Whether somebody wants to know which blocks go.
+    keeps_keys: bool,
     index: HashTable<Entry, HugePages>,
     damaged_pages: usize,
 }
@@ -134,10 +145,12 @@ pub(super) struct Catalogue {
     pub(super) segments: Map<u32, Segment>,
     pub(super) namespaces: Vec<Namespace>,
     pub(super) naming: Naming,
+    /// Blocks that were here until other processes did something: gone, unless they turn up elsewhere.
+    gone: Vec<(NamespaceId, KeyName)>,
 }
 
 impl Naming {
-    fn name_of(&self, name: &KeyName) -> Name {
+    pub(super) fn name_of(&self, name: &KeyName) -> Name {
         Name { hash: self.0.hash_one(name), rest: self.1.hash_one(name) }
     }
 
@@ -148,7 +161,7 @@ impl Naming {
             let entries = geometry.slots_of(number).zip(&page.entries);
             let slots = entries.filter_map(|(slot, entry)| {
                 let entry = (*entry)?;
-                Some((slot, (entry.state == SlotState::Block).then(|| self.name_of(&entry.name))))
+                Some((slot, (entry.state == SlotState::Block).then(|| (self.name_of(&entry.name), entry.name))))
             });
             NamedPage { number, sequence: page.sequence, slots: slots.collect() }
         };
@@ -162,7 +175,7 @@ impl View {
             header,
             geometry,
             namespace: None,
-            hashes: Vec::new(),
+            names: Names::Hashes(Vec::new()),
             states: Vec::new(),
             heat: Vec::new(),
             sequences: Vec::new(),
@@ -226,10 +239,43 @@ impl View {
     }
 }
 
+impl Names {
+    fn new(slots: usize, keeps_keys: bool) -> Self {
+        if keeps_keys { Self::Keys(vec![KeyName::NONE; slots]) } else { Self::Hashes(vec![0; slots]) }
+    }
+
+    fn set(&mut self, slot: usize, name: Name, key: &KeyName) {
+        match self {
+            Self::Hashes(hashes) => hashes[slot] = name.hash,
+            Self::Keys(keys) => keys[slot] = *key,
+        }
+    }
+
+    fn hash(&self, slot: usize, naming: &Naming) -> u64 {
+        match self {
+            Self::Hashes(hashes) => hashes[slot],
+            Self::Keys(keys) => naming.name_of(&keys[slot]).hash,
+        }
+    }
+
+    /// The keys, where they are kept.
+    fn keys(&self) -> &[KeyName] {
+        match self {
+            Self::Hashes(_) => &[],
+            Self::Keys(keys) => keys,
+        }
+    }
+}
+
 impl Namespace {
     pub(super) fn new(name: String, identity: [u8; 32], epoch: u64, geometry: Geometry, payload_bytes: u64) -> Self {
         let (pins, index) = (Pins::default(), HashTable::new_in(HugePages));
-        Self { name, identity, epoch, geometry, payload_bytes, pins, index, damaged_pages: 0 }
+        Self { name, identity, epoch, geometry, payload_bytes, pins, keeps_keys: false, index, damaged_pages: 0 }
+    }
+
+    /// What goes is to be told, for segments that become known from here on.
+    pub(super) fn keep_keys(&mut self) {
+        self.keeps_keys = true;
     }
 
     pub(super) fn blocks(&self) -> usize {
@@ -339,11 +385,12 @@ impl Catalogue {
 
     /// Makes room in a view for what its table says.
     fn prepare(&mut self, segment: u32, namespace: NamespaceId) {
+        let keeps_keys = self.namespaces.get(namespace).is_some_and(|namespace| namespace.keeps_keys);
         let Some(view) = self.view_mut(segment) else { return };
         let slots = view.geometry.slots as usize;
         if view.states.len() != slots {
             let pages = view.geometry.table_pages();
-            view.hashes = vec![0; slots];
+            view.names = Names::new(slots, keeps_keys);
             view.states = vec![FREE; slots];
             view.heat = vec![0; slots];
             view.sequences = vec![0; pages];
@@ -362,18 +409,18 @@ impl Catalogue {
         for (slot, name) in &page.slots {
             let place = Spot { segment, slot: *slot };
             match name {
-                Some(name) => self.add_named(place, *name),
-                None => drop(self.hide(place)),
+                Some((name, key)) => self.add_named(place, *name, key),
+                None => self.lose(place),
             }
         }
     }
 
     /// A block is there.
     pub(super) fn add(&mut self, place: Spot, name: &KeyName) {
-        self.add_named(place, self.naming.name_of(name));
+        self.add_named(place, self.naming.name_of(name), name);
     }
 
-    fn add_named(&mut self, place: Spot, name: Name) {
+    fn add_named(&mut self, place: Spot, name: Name, key: &KeyName) {
         let Some(view) = self.segments.get_mut(&place.segment).and_then(|segment| segment.view.as_mut()) else {
             return;
         };
@@ -381,7 +428,7 @@ impl Catalogue {
         if view.states.get(slot) != Some(&FREE) {
             return;
         }
-        view.hashes[slot] = name.hash;
+        view.names.set(slot, name, key);
         view.states[slot] = BLOCK;
         view.blocks += 1;
         let Some(namespace) = self.namespaces.get_mut(namespace) else { return };
@@ -404,7 +451,7 @@ impl Catalogue {
         view.pinned.remove(&place.slot);
         if was_there {
             view.blocks -= 1;
-            let hash = view.hashes[slot];
+            let hash = view.names.hash(slot, &self.naming);
             if let Some(namespace) = view.namespace.and_then(|namespace| self.namespaces.get_mut(namespace)) {
                 remove(&mut namespace.index, hash, place);
             }
@@ -424,16 +471,46 @@ impl Catalogue {
         }
     }
 
-    /// Nothing is known of a segment's content any more.
+    /// Another process has found that a block is of no use.
+    fn lose(&mut self, place: Spot) {
+        let known = self.view(place.segment).and_then(|view| {
+            let key = view.names.keys().get(place.slot as usize)?;
+            Some((view.namespace?, *key))
+        });
+        if self.hide(place) {
+            self.gone.extend(known);
+        }
+    }
+
+    /// Nothing is known of a segment's content any more: another process has taken it, or it can't be read.
     pub(super) fn drop_view(&mut self, segment: u32) {
-        let Some(view) = self.segments.get_mut(&segment).and_then(|segment| segment.view.take()) else { return };
-        let Some(namespace) = view.namespace.and_then(|namespace| self.namespaces.get_mut(namespace)) else { return };
+        if let Some(view) = self.take_view(segment)
+            && let Some(namespace) = view.namespace
+        {
+            let blocks = view.names.keys().iter().zip(&view.states).filter(|(_, state)| **state == BLOCK);
+            self.gone.extend(blocks.map(|(key, _)| (namespace, *key)));
+        }
+    }
+
+    /// Takes out what is known of a segment's content; whoever does so tells what goes with it.
+    pub(super) fn take_view(&mut self, segment: u32) -> Option<View> {
+        let view = self.segments.get_mut(&segment)?.view.take()?;
+        let Some(namespace) = view.namespace.and_then(|namespace| self.namespaces.get_mut(namespace)) else {
+            return Some(view);
+        };
         namespace.damaged_pages -= view.damaged.iter().filter(|damaged| **damaged).count();
         for (slot, state) in view.states.iter().enumerate() {
             if *state == BLOCK {
-                remove(&mut namespace.index, view.hashes[slot], Spot { segment, slot: slot as u32 });
+                let hash = view.names.hash(slot, &self.naming);
+                remove(&mut namespace.index, hash, Spot { segment, slot: slot as u32 });
             }
         }
+        Some(view)
+    }
+
+    /// Blocks that are gone from where they were by what other processes did since the last time.
+    pub(super) fn take_gone(&mut self) -> Vec<(NamespaceId, KeyName)> {
+        std::mem::take(&mut self.gone)
     }
 
     /// A namespace has another epoch: what is known of its segments is worth nothing.

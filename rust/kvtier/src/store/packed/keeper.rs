@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::fstatvfs;
 
 use super::catalogue::NamespaceId;
+use super::format::KeyName;
 use super::pool::{Pool, State, Station};
 use super::rebuild::Rebuild;
 use super::site::{now_ns, now_s};
@@ -59,7 +60,7 @@ impl Keeper {
 }
 
 fn keep(pool: &Arc<Pool>) {
-    let mut round = 0;
+    let (mut round, mut gone) = (0, Vec::new());
     // Whoever opens a namespace reads what is there.
     let (mut follow, mut tidy) = (Instant::now() + FOLLOW, Instant::now() + TIDY);
     loop {
@@ -86,6 +87,7 @@ fn keep(pool: &Arc<Pool>) {
         if now >= tidy {
             round += 1;
             pool.tidy(round);
+            gone = pool.tell_gone(gone);
             tidy = Instant::now() + TIDY;
         }
     }
@@ -251,6 +253,25 @@ impl Pool {
         if !self.access.read_only {
             self.shrink();
         }
+    }
+
+    /// Tells of blocks that other processes have dropped. `before` are those that went before the last round: by now, those
+    /// that were only moved are known where they are. Returns the ones for the next round.
+    fn tell_gone(&self, before: Vec<(NamespaceId, KeyName)>) -> Vec<(NamespaceId, KeyName)> {
+        let (mut dropped, next) = {
+            let mut state = self.state.lock();
+            let is_gone = |(namespace, key): &(NamespaceId, KeyName)| {
+                state.catalogue.find(*namespace, state.catalogue.naming.name_of(key)).is_none()
+            };
+            let dropped: Vec<_> = before.into_iter().filter(is_gone).collect();
+            (dropped, state.catalogue.take_gone())
+        };
+        dropped.sort_by_key(|(namespace, _)| *namespace);
+        for of_one in dropped.chunk_by(|a, b| a.0 == b.0) {
+            let keys: Vec<_> = of_one.iter().filter_map(|(_, key)| key.key()).collect();
+            self.tell_dropped(of_one.first().map(|(namespace, _)| *namespace), &keys);
+        }
+        next
     }
 
     fn is_new(&self, id: u32) -> bool {

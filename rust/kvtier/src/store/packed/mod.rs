@@ -90,6 +90,8 @@ pub struct PackedConfig {
     pub dir_mode: u32,
     /// What the pool may take.
     pub bounds: Bounds,
+    /// Whether those who listen are told what other processes drop, too. Takes 33 bytes of memory a block.
+    pub tells_all: bool,
 }
 
 impl PackedConfig {
@@ -104,6 +106,7 @@ impl PackedConfig {
             file_mode: 0o666,
             dir_mode: 0o777,
             bounds,
+            tells_all: false,
         }
     }
 }
@@ -169,7 +172,7 @@ impl PackedStore {
         files::settle_config(root, namespace, config.read_only, file_mode, dir_mode)?;
         let (payload_bytes, slot_bytes) = (format.payload_bytes() as u64, format.block_bytes() as u64);
         let name = namespace.blocks_dir();
-        let id = pool.open_namespace(name, *namespace.sha256(), payload_bytes, slot_bytes);
+        let id = pool.open_namespace(name, *namespace.sha256(), payload_bytes, slot_bytes, config.tells_all);
         let id = id.map_err(|e| e.with("root", root.display()))?;
         if config.verify == Verify::Never
             && let Err(error) = Scrub::start(pool.pool())

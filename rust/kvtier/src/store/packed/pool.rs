@@ -128,7 +128,8 @@ impl Pool {
         &self.site.dir
     }
 
-    /// Opens a namespace of the pool for one more tier, and reads what lies in it.
+    /// Opens a namespace of the pool for one more tier, and reads what lies in it. With `tells_all`, listeners are also told what
+    /// other processes drop.
     ///
     /// # Errors
     /// `Config` when a block doesn't fit into a segment; what reading fails with.
@@ -138,6 +139,7 @@ impl Pool {
         identity: [u8; 32],
         payload_bytes: u64,
         slot_bytes: u64,
+        tells_all: bool,
     ) -> Result<NamespaceId> {
         let segment_bytes = self.superblock().segment_bytes;
         let Some(geometry) = Geometry::of(segment_bytes, slot_bytes) else {
@@ -155,13 +157,20 @@ impl Pool {
                     return Err(Error::new(ErrorKind::Config, "blocks of one namespace have one length"));
                 }
                 state.stations[known].users += 1;
+                if tells_all {
+                    state.catalogue.namespaces[known].keep_keys();
+                }
                 return Ok(known);
             }
         }
         let (record, epoch) = self.open_record(name, identity)?;
         let namespace = {
             let mut state = self.state.lock();
-            let namespace = super::catalogue::Namespace::new(name.to_owned(), identity, epoch, geometry, payload_bytes);
+            let mut namespace =
+                super::catalogue::Namespace::new(name.to_owned(), identity, epoch, geometry, payload_bytes);
+            if tells_all {
+                namespace.keep_keys();
+            }
             state.catalogue.namespaces.push(namespace);
             state.stations.push(Station { users: 1, record, ..Station::default() });
             state.stations.len() - 1

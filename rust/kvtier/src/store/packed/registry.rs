@@ -129,8 +129,9 @@ impl Shared {
         identity: [u8; 32],
         payload_bytes: u64,
         slot_bytes: u64,
+        tells_all: bool,
     ) -> Result<NamespaceId> {
-        let opened = self.pool.open_namespace(name, identity, payload_bytes, slot_bytes);
+        let opened = self.pool.open_namespace(name, identity, payload_bytes, slot_bytes, tells_all);
         if opened.is_err() {
             self.leave_pool();
         }

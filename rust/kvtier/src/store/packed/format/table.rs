@@ -33,6 +33,9 @@ pub struct KeyName {
 }
 
 impl KeyName {
+    /// No block's: keys are not empty.
+    pub const NONE: Self = Self { length: 0, bytes: [0; WHOLE_KEY_BYTES] };
+
     /// The name of `key`.
     pub fn of(key: &BlockKey) -> Self {
         let (key, mut bytes) = (key.as_bytes(), [0; WHOLE_KEY_BYTES]);
