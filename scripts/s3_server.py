@@ -23,8 +23,9 @@ from typing import Self
 SERVICES = ("master", "volume", "filer", "s3")
 KEY, SECRET = "kvtier", "kvtier-secret"
 
-# Ends the server when our end of the pipe is gone, however that came.
-GUARD = """"$@" & server=$!; read -r _; kill -9 $server; wait $server 2>/dev/null"""
+# Ends the server when our end of the pipe is gone, however that came, and removes its sockets, which can't be had elsewhere.
+GUARD = """"$@" & server=$!; read -r _; kill -9 $server; wait $server 2>/dev/null
+    for port in $0; do rm -f /tmp/seaweedfs-*-$port.sock /tmp/seaweedfs-*-grpc-$((port + 10000)).sock; done"""
 
 
 class S3Server:
@@ -68,7 +69,8 @@ class S3Server:
         """Starts it on the data that is there, and waits until it answers."""
         ports = [f"-{service}.port={port}" for service, port in self._ports.items()]
         command = [
-            "sh", "-c", GUARD, "sh", self._program, "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3",
+            "sh", "-c", GUARD, " ".join(map(str, self._ports.values())), self._program, f"-logdir={self._directory}",
+            "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3",
             f"-dir={self._directory}", f"-s3.config={self._directory / 's3.json'}", *ports,
             "-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=50", "-master.volumeSizeLimitMB=512",
         ]  # fmt: skip
@@ -108,7 +110,7 @@ class S3Server:
     def _has_bucket(self) -> bool:
         """Makes the bucket, where there is none yet."""
         shell = subprocess.run(
-            [self._program, "shell", f"-master=127.0.0.1:{self._ports['master']}"],
+            [self._program, f"-logdir={self._directory}", "shell", f"-master=127.0.0.1:{self._ports['master']}"],
             input=f"s3.bucket.create -name {self.bucket}\ns3.bucket.list\n",
             capture_output=True,
             text=True,

@@ -3,6 +3,7 @@
 import itertools
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,23 @@ _names = itertools.count()
 
 # Whoever runs the tests in the background may have them ignore Ctrl-C, which tests send, and children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What programs leave in the directory for temporary files, such as sockets of an engine, goes with the run of tests.
+
+    Its path is short, since that of a socket has 107 bytes at most. `tmp_path` stays where it is: of a test that fails, it
+    is looked into.
+    """
+    tmp_path_factory.getbasetemp()
+    with (
+        tempfile.TemporaryDirectory(prefix="kvt-", ignore_cleanup_errors=True) as directory,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("TMPDIR", directory)
+        patch.setattr(tempfile, "tempdir", directory)
+        yield
 
 
 @pytest.fixture

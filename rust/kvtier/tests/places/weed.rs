@@ -77,7 +77,9 @@ impl Weed {
         let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.port)) else { return false };
         let mut shell = Command::new(&self.program);
         let master = format!("-master=127.0.0.1:{}", self.ports[0]);
-        let shell = shell.args(["shell", &master]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let logs = format!("-logdir={}", self.dir.path().display());
+        let shell =
+            shell.args([&logs, "shell", &master]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         let Ok(mut shell) = shell.spawn() else { return false };
         let _ = shell.stdin.take().unwrap().write_all(format!("s3.bucket.create -name {BUCKET}\n").as_bytes());
         let _ = shell.wait();
@@ -94,11 +96,15 @@ impl Drop for Weed {
     }
 }
 
-/// Starts the server below a shell that ends it when our end of the pipe is gone.
+/// Starts the server below a shell that ends it when our end of the pipe is gone, and removes its sockets, which can't be had
+/// elsewhere.
 fn launch(program: &Path, dir: &Path, ports: &[u16]) -> Child {
-    let script = r#""$@" & server=$!; read -r _; kill -9 $server; wait $server 2>/dev/null"#;
+    let script = r#""$@" & server=$!; read -r _; kill -9 $server; wait $server 2>/dev/null
+        for port in $0; do rm -f /tmp/seaweedfs-*-$port.sock /tmp/seaweedfs-*-grpc-$((port + 10000)).sock; done"#;
     let mut command = Command::new("sh");
-    command.args(["-c", script, "sh"]).arg(program).args(["server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3"]);
+    command.args(["-c", script, &ports.iter().map(u16::to_string).collect::<Vec<_>>().join(" ")]);
+    command.arg(program).arg(format!("-logdir={}", dir.display()));
+    command.args(["server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3"]);
     command.arg(format!("-dir={}", dir.display())).arg(format!("-s3.config={}", dir.join("s3.json").display()));
     for (service, port) in ["master", "volume", "filer", "s3"].iter().zip(ports) {
         command.arg(format!("-{service}.port={port}"));
