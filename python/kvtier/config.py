@@ -57,7 +57,7 @@ class TierConfig:
     otherwise not, for each operation. "on": as "auto", but opening fails where it can't."""
 
     io_threads: int | None = None
-    """Threads that do IO. None: 32."""
+    """Threads that do IO. None: 32; where blocks come from memory (`direct_io="off"`), twice the cores, 8 to 32."""
 
     max_inflight_ops: int = 128
     """Blocks under way at the same time."""

@@ -3,6 +3,7 @@
 //! [`TierConfig::parse`] takes options as a user writes them and reports everything that is wrong with them at once.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use crate::engine::EngineConfig;
@@ -141,8 +142,8 @@ pub struct TierConfig {
     pub durability: Durability,
     /// Whether the page cache is passed by.
     pub direct_io: DirectIo,
-    /// Threads that do IO.
-    pub io_threads: usize,
+    /// Threads that do IO; `None` as [`TierConfig::threads`] says.
+    pub io_threads: Option<usize>,
     /// Operations under way at the same time.
     pub max_inflight_ops: usize,
     /// Bytes under way at the same time.
@@ -186,7 +187,7 @@ impl Default for TierConfig {
             verify: Verify::Always,
             durability: Durability::None,
             direct_io: DirectIo::Auto,
-            io_threads: IO_THREADS,
+            io_threads: None,
             max_inflight_ops: engine.max_inflight_ops,
             max_inflight_bytes: engine.max_inflight_bytes,
             max_queued_store_bytes: engine.max_queued_store_bytes,
@@ -205,9 +206,9 @@ impl Default for TierConfig {
     }
 }
 
-/// Enough for a device's queue to stay full while some of the threads compute checksums. However few cores there are: the
-/// threads mostly wait for the device.
-const IO_THREADS: usize = 32;
+/// Threads for IO where the option doesn't say how many. The most are enough for a device's queue to stay full while some of
+/// them compute checksums.
+const USUAL_IO_THREADS: RangeInclusive<usize> = 8..=32;
 
 /// More threads than any device needs.
 const MAX_IO_THREADS: usize = 1024;
@@ -264,6 +265,15 @@ impl TierConfig {
         refuse(&problems).map(|()| config)
     }
 
+    /// How many threads do IO. Where they mostly wait for a device, however few cores there are; where blocks come from
+    /// memory, twice the cores: each further thread would only have to be woken.
+    pub fn threads(&self, waits_for_device: bool) -> usize {
+        let (fewest, most) = (*USUAL_IO_THREADS.start(), *USUAL_IO_THREADS.end());
+        let twice_the_cores = || std::thread::available_parallelism().map_or(fewest, |cores| cores.get() * 2);
+        let usual = || if waits_for_device { most } else { twice_the_cores().clamp(fewest, most) };
+        self.io_threads.unwrap_or_else(usual)
+    }
+
     /// The engine's part.
     pub fn engine(&self) -> EngineConfig {
         EngineConfig {
@@ -300,7 +310,7 @@ impl TierConfig {
                     _ => choose(name, value, DirectIo::CHOICES)?,
                 }
             }
-            "io_threads" => self.io_threads = count(name, value, MAX_IO_THREADS)?,
+            "io_threads" => self.io_threads = Some(count(name, value, MAX_IO_THREADS)?),
             "max_inflight_ops" => self.max_inflight_ops = count(name, value, 1 << 20)?,
             "max_inflight_bytes" => self.max_inflight_bytes = bytes(name, value)?,
             "max_queued_store_bytes" => self.max_queued_store_bytes = bytes(name, value)?,
@@ -525,6 +535,16 @@ mod tests {
             let problem = message(vec![(name, OptionValue::Other("list".into()))]);
             assert!(problem.starts_with(name) && problem.contains(" is not accepted; give "), "{problem}");
         }
+    }
+
+    #[test]
+    fn threads_that_wait_for_a_device_are_many() -> Result<()> {
+        let usual = TierConfig::default();
+        assert_eq!(usual.threads(true), 32);
+        assert!((8..=32).contains(&usual.threads(false)));
+        let said = TierConfig::parse([("io_threads", OptionValue::Int(3))])?;
+        assert_eq!((said.threads(true), said.threads(false)), (3, 3));
+        Ok(())
     }
 
     #[test]

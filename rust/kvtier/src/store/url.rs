@@ -9,7 +9,7 @@ use super::files::{FilesConfig, FilesStore};
 use super::memory::{MemoryConfig, MemoryStore};
 use super::object::{BucketConfig, BucketStore, ObjectPlace, Provider};
 use super::packed::{self, Bounds, Holds, PackedConfig, PackedStore};
-use crate::config::{self, StorageLayout, TierConfig};
+use crate::config::{self, DirectIo, StorageLayout, TierConfig};
 use crate::error::{Error, ErrorKind, Result};
 use crate::frame::{BlockFormat, ChecksumAlgorithm};
 use crate::identity::{Namespace, NamespaceKind};
@@ -97,6 +97,7 @@ impl fmt::Display for Place {
 /// started.
 pub fn open(place: &Place, namespace: &Namespace, config: &TierConfig) -> Result<Arc<dyn BlockStore>> {
     place.check(config)?;
+    let threads = config.threads(config.direct_io != DirectIo::Off && !matches!(place, Place::Memory(_)));
     match place {
         Place::Files(root) if layout_at(root, namespace, config)? == StorageLayout::Packed => {
             let bounds = Bounds {
@@ -114,7 +115,7 @@ pub fn open(place: &Place, namespace: &Namespace, config: &TierConfig) -> Result
                 tells_all: config.events,
                 ..PackedConfig::new(format_of(namespace), bounds)
             };
-            let io = engine_for(config.io_engine, PackedStore::RING_GAINS, config.io_threads)?;
+            let io = engine_for(config.io_engine, PackedStore::RING_GAINS, threads)?;
             Ok(Arc::new(PackedStore::open(root, namespace, packed, io)?))
         }
         Place::Files(root) => {
@@ -129,7 +130,7 @@ pub fn open(place: &Place, namespace: &Namespace, config: &TierConfig) -> Result
                 dir_mode: config.dir_mode,
                 ..FilesConfig::new(format_of(namespace))
             };
-            let io = engine_for(config.io_engine, FilesStore::RING_GAINS, config.io_threads)?;
+            let io = engine_for(config.io_engine, FilesStore::RING_GAINS, threads)?;
             Ok(Arc::new(FilesStore::open(root, namespace, files, io)?))
         }
         Place::Memory(name) => {
@@ -140,7 +141,7 @@ pub fn open(place: &Place, namespace: &Namespace, config: &TierConfig) -> Result
                 verify: config.verify,
                 read_only: config.read_only,
             };
-            Ok(Arc::new(MemoryStore::open(memory, ThreadEngine::start("kvtier-io", config.io_threads)?)))
+            Ok(Arc::new(MemoryStore::open(memory, ThreadEngine::start("kvtier-io", threads)?)))
         }
         Place::Objects(bucket) => {
             let objects = BucketConfig {
