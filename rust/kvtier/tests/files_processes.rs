@@ -1,19 +1,19 @@
 //! Several processes on one root: together, killed, without descriptors, without permission, on other file systems.
 //!
-//! The other processes are this test program again, told by an environment variable which [`ROLES`] they play.
+//! The other processes play [`ROLES`].
 
 #![allow(clippy::unwrap_used, reason = "a step of a test that fails is a failed test")]
 #![allow(clippy::print_stderr, reason = "what is skipped says why")]
 
 mod places;
+mod roles;
 
 use std::collections::HashMap;
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,13 +22,12 @@ use kvtier::error::ErrorKind;
 use kvtier::store::Probed;
 use kvtier::store::files::{FilesConfig, FilesStore, Publishing};
 use kvtier::store::url::format_of;
-use places::{Harness, Open, key, payload_of};
+use places::{Harness, Open, key, test_root};
+use roles::{FIRST, Roles, assert_good_end, kill, number, ready, wait_until_ready};
 use rustix::process::{Resource, Rlimit, Signal, geteuid, getrlimit, kill_process, setrlimit};
 
-type Role = (&'static str, fn(&Path));
-
 /// Parts that other processes play on a root.
-const ROLES: &[Role] = &[
+const ROLES: Roles = Roles(&[
     ("store a hundred", store_a_hundred),
     ("store until killed", store_until_killed),
     ("store slowly until told to end", store_slowly),
@@ -37,41 +36,13 @@ const ROLES: &[Role] = &[
     ("fill the disk", fill_the_disk),
     ("go there and back", go_there_and_back),
     ("find it read-only", find_it_read_only),
-];
+]);
 
-const ROLE: &str = "KVTIER_TEST_ROLE";
-const ROOT: &str = "KVTIER_TEST_ROOT";
 const WAY: &str = "KVTIER_TEST_PUBLISHING";
-const FIRST: &str = "KVTIER_TEST_FIRST";
 
-/// Does nothing in a run of the tests; is the main function of the other processes.
 #[test]
 fn another_process() {
-    let Ok(role) = std::env::var(ROLE) else { return };
-    let root = PathBuf::from(std::env::var_os(ROOT).unwrap());
-    ROLES.iter().find(|(name, _)| *name == role).unwrap().1(&root);
-}
-
-fn process(role: &str, root: &Path) -> Command {
-    assert!(ROLES.iter().any(|(name, _)| *name == role));
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "another_process", "--nocapture"]).env(ROLE, role).env(ROOT, root);
-    command
-}
-
-/// Runs a role below `prefix`, a program that runs the rest of its arguments.
-fn process_under(prefix: &[&str], role: &str, root: &Path) -> Command {
-    let inner = process(role, root);
-    let mut command = Command::new(prefix[0]);
-    command.args(&prefix[1..]).arg(inner.get_program()).args(inner.get_args());
-    command.env(ROLE, role).env(ROOT, root);
-    command
-}
-
-fn assert_good_end(mut command: Command) {
-    let output = command.output().unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{}: {text}{}", output.status, String::from_utf8_lossy(&output.stdout));
+    ROLES.play();
 }
 
 const OPEN: Open = Open {
@@ -106,23 +77,16 @@ fn unfinished(root: &Path) -> usize {
 
 /// Stores block `n` by way of row 0.
 fn store_block(harness: &Harness, n: usize) -> kvtier::error::Result<u64> {
-    harness.lease(0).enter()?.copy_from(&payload_of(n, OPEN.payload_bytes))?;
-    harness.store_lease(key(n), harness.lease(0)).map(|stored| stored.bytes)
+    harness.store_by(0, n).map(|stored| stored.bytes)
 }
 
 fn assert_block_loads(harness: &Harness, n: usize) {
-    harness.clear(1);
-    harness.load_lease(key(n), harness.lease(1)).unwrap();
-    assert!(harness.row(1) == payload_of(n, OPEN.payload_bytes), "block {n}");
-}
-
-fn test_root() -> tempfile::TempDir {
-    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+    assert!(harness.load_by(1, n).unwrap(), "block {n}");
 }
 
 fn store_a_hundred(root: &Path) {
     let harness = open(root);
-    let first: usize = std::env::var(FIRST).unwrap().parse().unwrap();
+    let first = number(FIRST, 0);
     for i in 0..100 {
         store_block(&harness, (first + i) % 100).unwrap();
     }
@@ -133,7 +97,7 @@ fn sixteen_processes_that_store_the_same_keys_make_one_file_of_each() {
     for way in [Publishing::LinkDescriptor, Publishing::Rename, Publishing::LinkName] {
         let root = test_root();
         let spawn = |i: usize| {
-            let mut command = process("store a hundred", root.path());
+            let mut command = ROLES.process("store a hundred", root.path());
             // Neighbours begin at neighbouring keys, so that they meet.
             command.env(WAY, way.as_str()).env(FIRST, (i / 4 * 25).to_string());
             command.stdout(Stdio::null()).spawn().unwrap()
@@ -161,24 +125,9 @@ fn sixteen_processes_that_store_the_same_keys_make_one_file_of_each() {
     }
 }
 
-fn ready() {
-    let mut out = std::io::stdout();
-    out.write_all(b"\nready\n").and_then(|()| out.flush()).unwrap();
-}
-
-fn wait_until_ready(child: &mut Child) -> BufReader<ChildStdout> {
-    let mut lines = BufReader::new(child.stdout.take().unwrap());
-    let mut line = String::new();
-    while line.trim() != "ready" {
-        line.clear();
-        assert!(lines.read_line(&mut line).unwrap() > 0, "the process ended before it was ready");
-    }
-    lines
-}
-
 fn store_until_killed(root: &Path) {
     let harness = open(root);
-    let first: usize = std::env::var(FIRST).unwrap().parse().unwrap();
+    let first = number(FIRST, 0);
     ready();
     for n in first..first + 1000 {
         store_block(&harness, n).unwrap();
@@ -188,7 +137,7 @@ fn store_until_killed(root: &Path) {
 
 fn store_slowly(root: &Path) {
     let harness = open(root);
-    let first: usize = std::env::var(FIRST).unwrap().parse().unwrap();
+    let first = number(FIRST, 0);
     ready();
     for n in first.. {
         if root.join("end").exists() {
@@ -205,7 +154,7 @@ fn a_writer_killed_at_any_moment_leaves_whole_blocks_and_others_go_on() {
     const LIVE: usize = 1_000_000;
     let root = test_root();
     let start = |role, way: Publishing, first: usize| {
-        let mut command = process(role, root.path());
+        let mut command = ROLES.process(role, root.path());
         let mut child =
             command.env(WAY, way.as_str()).env(FIRST, first.to_string()).stdout(Stdio::piped()).spawn().unwrap();
         let output = wait_until_ready(&mut child);
@@ -221,8 +170,7 @@ fn a_writer_killed_at_any_moment_leaves_whole_blocks_and_others_go_on() {
         let (mut writer, _output) = start("store until killed", way, first);
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         std::thread::sleep(Duration::from_micros(random >> 48 & 0x3FFF));
-        writer.kill().unwrap();
-        writer.wait().unwrap();
+        kill(&mut writer);
 
         left_behind += unfinished(root.path());
         let harness = open(root.path());
@@ -270,7 +218,7 @@ fn run_out_of_descriptors(root: &Path) {
 #[test]
 fn without_descriptors_operations_fail_and_files_stay() {
     let root = test_root();
-    assert_good_end(process("run out of descriptors", root.path()));
+    assert_good_end(&ROLES.process("run out of descriptors", root.path()).output().unwrap());
 }
 
 const NOBODY: u32 = 65_534;
@@ -302,33 +250,16 @@ fn what_may_not_be_read_or_written_is_said_and_kept() {
     fs::set_permissions(path(root.path(), 1), fs::Permissions::from_mode(0o000)).unwrap();
     fs::create_dir_all(root.path().join("closed/below")).unwrap();
     fs::set_permissions(root.path().join("closed"), fs::Permissions::from_mode(0o700)).unwrap();
-    let mut command = process("be nobody", root.path());
+    let mut command = ROLES.process("be nobody", root.path());
     command.uid(NOBODY).gid(NOBODY);
     if command.args(["--list"]).output().is_ok_and(|o| o.status.success()) {
-        let mut command = process("be nobody", root.path());
+        let mut command = ROLES.process("be nobody", root.path());
         command.uid(NOBODY).gid(NOBODY);
-        assert_good_end(command);
+        assert_good_end(&command.output().unwrap());
         assert!(path(root.path(), 1).exists());
     } else {
         eprintln!("skipped: this test program can't be run by nobody where it lies");
     }
-}
-
-/// Runs a role in a mount namespace of its own, on what `mount` (a shell command that knows `$ROOT`) mounts there.
-fn on_a_mount(mount: &str, role: &str, root: &Path) {
-    let script = format!("ROOT='{}'; {mount} >&2 || exit 77; exec \"$@\"", root.display());
-    let prefix = ["unshare", "--mount", "sh", "-c", script.as_str(), "sh"];
-    let output = match process_under(&prefix, role, root).output() {
-        Ok(output) => output,
-        Err(e) => return eprintln!("skipped: unshare can't be run: {e}"),
-    };
-    let text = [output.stderr.as_slice(), &output.stdout].concat();
-    let text = String::from_utf8_lossy(&text);
-    // 1 is unshare's own refusal; a failed test program ends with 101.
-    if matches!(output.status.code(), Some(77 | 1)) {
-        return eprintln!("skipped: nothing can be mounted here: {}", text.trim());
-    }
-    assert!(output.status.success(), "{}: {text}", output.status);
 }
 
 fn fill_the_disk(root: &Path) {
@@ -360,7 +291,7 @@ fn fill_the_disk(root: &Path) {
 #[test]
 fn on_a_full_disk_stores_fail_cleanly_and_loads_go_on() {
     let root = test_root();
-    on_a_mount("mount -t tmpfs -o size=1m none \"$ROOT\"", "fill the disk", root.path());
+    ROLES.on_a_mount("mount -t tmpfs -o size=1m none \"$ROOT\"", "fill the disk", root.path());
 }
 
 fn go_there_and_back(root: &Path) {
@@ -388,13 +319,13 @@ fn an_overlay_will_do() {
         fs::create_dir(root.path().join(dir)).unwrap();
     }
     let mount = "cd \"$ROOT/..\" && mount -t overlay -o lowerdir=lower,upperdir=upper,workdir=work none merged";
-    on_a_mount(mount, "go there and back", &root.path().join("merged"));
+    ROLES.on_a_mount(mount, "go there and back", &root.path().join("merged"));
 }
 
 #[test]
 fn memory_will_do() {
     let root = test_root();
-    on_a_mount("mount -t tmpfs none \"$ROOT\"", "go there and back", root.path());
+    ROLES.on_a_mount("mount -t tmpfs none \"$ROOT\"", "go there and back", root.path());
 }
 
 fn find_it_read_only(root: &Path) {
@@ -411,13 +342,13 @@ fn a_read_only_file_system_is_for_loads() {
     let root = test_root();
     store_block(&open(root.path()), 0).unwrap();
     let mount = "mount --bind \"$ROOT\" \"$ROOT\" && mount -o remount,ro,bind \"$ROOT\"";
-    on_a_mount(mount, "find it read-only", root.path());
+    ROLES.on_a_mount(mount, "find it read-only", root.path());
 }
 
 #[test]
 fn a_stopped_process_holds_up_nobody() {
     let root = test_root();
-    let mut command = process("store slowly until told to end", root.path());
+    let mut command = ROLES.process("store slowly until told to end", root.path());
     let mut child = command.env(FIRST, "0").stdout(Stdio::piped()).spawn().unwrap();
     let _output = wait_until_ready(&mut child);
     let pid = rustix::process::Pid::from_child(&child);

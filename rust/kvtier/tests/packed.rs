@@ -18,7 +18,7 @@ use kvtier::store::packed::format::{Header, Superblock};
 use kvtier::store::packed::{Bounds, Census, check};
 use kvtier::store::{Known, Residency};
 use places::pool::{PackedPlace, bounds, page_at, segments};
-use places::{Harness, Open, Place, key, payload_of};
+use places::{Harness, Open, Place, key, payload_of, until};
 
 const OPEN: Open = Open {
     letter: 'p',
@@ -38,8 +38,7 @@ fn open(place: &PackedPlace) -> Harness {
 
 /// Stores block `n` by way of row 0.
 fn store(harness: &Harness, n: usize) -> kvtier::error::Result<u64> {
-    harness.lease(0).enter()?.copy_from(&payload_of(n, OPEN.payload_bytes))?;
-    harness.store_lease(key(n), harness.lease(0)).map(|stored| stored.bytes)
+    harness.store_by(0, n).map(|stored| stored.bytes)
 }
 
 fn store_all(harness: &Harness, blocks: std::ops::Range<usize>) {
@@ -50,9 +49,7 @@ fn store_all(harness: &Harness, blocks: std::ops::Range<usize>) {
 
 /// Loads block `n` by way of row 1, and sees that it is right.
 fn load(harness: &Harness, n: usize) -> kvtier::error::Result<()> {
-    harness.clear(1);
-    harness.load_lease(key(n), harness.lease(1))?;
-    assert!(harness.row(1) == payload_of(n, OPEN.payload_bytes), "block {n} has wrong bytes");
+    assert!(harness.load_by(1, n)?, "block {n} has wrong bytes");
     Ok(())
 }
 
@@ -61,7 +58,7 @@ fn residency(harness: &Harness) -> Arc<dyn Residency> {
 }
 
 fn is_known(harness: &Harness, n: usize) -> bool {
-    matches!(residency(harness).find(&key(n)), Known::Here(_))
+    harness.is_known(n)
 }
 
 fn census(place: &PackedPlace) -> Census {
@@ -74,14 +71,6 @@ fn census(place: &PackedPlace) -> Census {
         }
     }
     census
-}
-
-fn until(what: &str, mut reached: impl FnMut() -> bool) {
-    let give_up = Instant::now() + Duration::from_secs(30);
-    while !reached() {
-        assert!(Instant::now() < give_up, "{what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// Slots of a segment of a MiB.

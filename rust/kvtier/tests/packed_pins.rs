@@ -7,17 +7,16 @@ mod places;
 use std::fs::{self, File};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use kvtier::error::{ErrorKind, Result};
 use kvtier::frame::Verify;
 use kvtier::identity::NamespaceKind;
 use kvtier::layout::BlockKey;
-use kvtier::store::Known;
 use kvtier::store::packed::format::{Superblock, TablePage};
 use kvtier::store::packed::{Bounds, check};
 use places::pool::{PackedPlace, bounds, page_at, segments};
-use places::{Harness, Open, key, payload_of};
+use places::{Harness, Open, key, until};
 use rustix::fs::{FlockOperation, flock};
 
 const OPEN: Open = Open {
@@ -42,8 +41,7 @@ fn open(place: &PackedPlace, letter: char) -> Harness {
 
 fn store_all(harness: &Harness, blocks: Range<usize>) {
     for n in blocks {
-        harness.lease(0).enter().unwrap().copy_from(&payload_of(n, OPEN.payload_bytes)).unwrap();
-        harness.store_lease(key(n), harness.lease(0)).unwrap();
+        harness.store_by(0, n).unwrap();
     }
 }
 
@@ -54,9 +52,7 @@ fn turn_over(harness: &Harness, segments: usize) {
 
 fn assert_loads(harness: &Harness, blocks: impl IntoIterator<Item = usize>) {
     for n in blocks {
-        harness.clear(1);
-        harness.load_lease(key(n), harness.lease(1)).unwrap_or_else(|e| panic!("block {n}: {e}"));
-        assert!(harness.row(1) == payload_of(n, OPEN.payload_bytes), "block {n} has wrong bytes");
+        assert!(harness.load_by(1, n).unwrap_or_else(|e| panic!("block {n}: {e}")), "block {n} has wrong bytes");
     }
 }
 
@@ -77,8 +73,7 @@ fn pin_until(harness: &Harness, blocks: Range<usize>, until: SystemTime) -> Vec<
 }
 
 fn known(harness: &Harness, blocks: Range<usize>) -> usize {
-    let residency = harness.raw_store().residency().unwrap();
-    blocks.filter(|n| matches!(residency.find(&key(*n)), Known::Here(_))).count()
+    blocks.filter(|n| harness.is_known(*n)).count()
 }
 
 fn assert_sound(place: &PackedPlace, segments: u64) {
@@ -279,11 +274,7 @@ impl Shrunk {
     }
 
     fn until(&self, left: usize) {
-        let began = Instant::now();
-        while self.segments() != left {
-            assert!(began.elapsed() < Duration::from_secs(60), "{} segments, {left} were wanted", self.segments());
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        until(&format!("{left} segments are left"), || self.segments() == left);
     }
 
     fn assert_pinned_load(&self) {

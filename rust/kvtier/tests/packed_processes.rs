@@ -1,16 +1,17 @@
 //! Several processes in one pool: together, killed, stopped, in other PID namespaces, on a full disk.
 //!
-//! The other processes are this test program again, told by an environment variable which [`ROLES`] they play.
+//! The other processes play [`ROLES`].
 
 #![allow(clippy::unwrap_used, reason = "a step of a test that fails is a failed test")]
 #![allow(clippy::print_stderr, reason = "what is skipped says why")]
 
 mod places;
+mod roles;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::path::Path;
+use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -23,24 +24,20 @@ use kvtier::store::packed::format::Superblock;
 use kvtier::store::packed::{Bounds, Census, PackedConfig, PackedStore, check};
 use kvtier::store::url::format_of;
 use places::pool::bounds;
-use places::{Harness, Open, key, payload_of};
+use places::{Harness, Open, key, test_root};
+use roles::{FIRST, Roles, assert_good_end, kill, number, ready, wait_until_ready};
 use rustix::process::{Pid, Signal, kill_process};
 
-type Role = (&'static str, fn(&Path));
-
 /// Parts that other processes play on a root.
-const ROLES: &[Role] = &[
+const ROLES: Roles = Roles(&[
     ("store", store_many),
     ("store and load what was stored", store_and_load),
     ("load what can be found", load_many),
     ("fill the disk", fill_the_disk),
     ("store one and say so", store_one),
     ("store, load and count", store_load_and_count),
-];
+]);
 
-const ROLE: &str = "KVTIER_TEST_ROLE";
-const ROOT: &str = "KVTIER_TEST_ROOT";
-const FIRST: &str = "KVTIER_TEST_FIRST";
 const BLOCKS: &str = "KVTIER_TEST_BLOCKS";
 const SEGMENTS: &str = "KVTIER_TEST_SEGMENTS";
 /// Loads of each of two readers while others reclaim: more by hand.
@@ -48,23 +45,9 @@ const LOADS: &str = "KVTIER_TEST_LOADS";
 /// How long one of eight processes is stopped: longer by hand.
 const STOPPED: &str = "KVTIER_TEST_STOPPED_SECONDS";
 
-/// Does nothing in a run of the tests; is the main function of the other processes.
 #[test]
 fn another_process() {
-    let Ok(role) = std::env::var(ROLE) else { return };
-    let root = PathBuf::from(std::env::var_os(ROOT).unwrap());
-    ROLES.iter().find(|(name, _)| *name == role).unwrap().1(&root);
-}
-
-fn process(role: &str, root: &Path) -> Command {
-    assert!(ROLES.iter().any(|(name, _)| *name == role));
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "another_process", "--nocapture"]).env(ROLE, role).env(ROOT, root);
-    command
-}
-
-fn number(name: &str, default: usize) -> usize {
-    std::env::var(name).map_or(default, |text| text.parse().unwrap())
+    ROLES.play();
 }
 
 const OPEN: Open = Open {
@@ -94,21 +77,11 @@ fn open(root: &Path) -> Harness {
     open_with(root, bounds(number(SEGMENTS, 8) as u64))
 }
 
-fn store_block(harness: &Harness, n: usize) -> kvtier::error::Result<u64> {
-    harness.lease(0).enter()?.copy_from(&payload_of(n, OPEN.payload_bytes))?;
-    harness.store_lease(key(n), harness.lease(0)).map(|stored| stored.bytes)
-}
-
-fn is_known(harness: &Harness, n: usize) -> bool {
-    matches!(harness.raw_store().residency().unwrap().find(&key(n)), Known::Here(_))
-}
-
 /// Loads block `n`, if it is there; whatever comes is right.
 fn load_block(harness: &Harness, n: usize) -> bool {
-    harness.clear(1);
-    match harness.load_lease(key(n), harness.lease(1)) {
-        Ok(_) => {
-            assert!(harness.row(1) == payload_of(n, OPEN.payload_bytes), "block {n} has wrong bytes");
+    match harness.load_by(1, n) {
+        Ok(is_right) => {
+            assert!(is_right, "block {n} has wrong bytes");
             true
         }
         Err(error) => {
@@ -118,15 +91,11 @@ fn load_block(harness: &Harness, n: usize) -> bool {
     }
 }
 
-fn test_root() -> tempfile::TempDir {
-    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
-}
-
 fn store_many(root: &Path) {
     let harness = open(root);
     let first = number(FIRST, 0);
     for n in 0..number(BLOCKS, 1_000_000_000) {
-        match store_block(&harness, first + n % RANGE) {
+        match harness.store_by(0, first + n % RANGE) {
             Ok(_) => {}
             // Others have all segments just now.
             Err(error) => assert_eq!(error.kind(), ErrorKind::Capacity, "{error}"),
@@ -138,7 +107,7 @@ fn store_and_load(root: &Path) {
     let harness = open(root);
     let first = number(FIRST, 0);
     for n in first..first + number(BLOCKS, 1_000_000) {
-        if store_block(&harness, n).is_ok() {
+        if harness.store_by(0, n).is_ok() {
             load_block(&harness, n);
         }
         load_block(&harness, n.saturating_sub(100));
@@ -151,7 +120,7 @@ fn load_many(root: &Path) {
     let (mut loaded, mut missing, mut tries, mut n) = (0, 0, 0, first);
     let give_up = Instant::now() + Duration::from_secs(100 + blocks as u64 / 500);
     while loaded < blocks && Instant::now() < give_up {
-        if is_known(&harness, n) {
+        if harness.is_known(n) {
             let is_right = load_block(&harness, n);
             loaded += usize::from(is_right);
             missing += usize::from(!is_right);
@@ -183,11 +152,6 @@ fn used_bytes(root: &Path) -> u64 {
     check(root, false).unwrap().used_bytes
 }
 
-fn kill(child: &mut Child) {
-    child.kill().unwrap();
-    child.wait().unwrap();
-}
-
 /// The same numbers each time.
 struct Random(u64);
 
@@ -204,7 +168,7 @@ fn kill_writers(kills: usize, writers: usize) {
     let mut random = Random(0x9E37_79B9);
     let cap = Superblock::cap_for(8, 1 << 20);
     let spawn = |first: usize| {
-        let mut command = process("store and load what was stored", root.path());
+        let mut command = ROLES.process("store and load what was stored", root.path());
         command.env(FIRST, first.to_string()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
     };
     let mut first = 0;
@@ -232,7 +196,7 @@ fn kill_writers(kills: usize, writers: usize) {
     assert!(census.used_bytes <= cap + cap / 100, "{} bytes of {cap}", census.used_bytes);
     // A new process finds what the tables say, and each of it loads.
     let harness = open(root.path());
-    let known: Vec<_> = (0..first + 2000).filter(|n| is_known(&harness, *n)).collect();
+    let known: Vec<_> = (0..first + 2000).filter(|n| harness.is_known(*n)).collect();
     assert!(known.len() as u64 <= census.blocks());
     assert!(!known.is_empty());
     for n in known {
@@ -240,7 +204,7 @@ fn kill_writers(kills: usize, writers: usize) {
     }
     // All room is usable.
     for n in 0..20 * SLOTS {
-        store_block(&harness, 10_000_000 + n).unwrap();
+        harness.store_by(0, 10_000_000 + n).unwrap();
     }
     assert!(assert_sound(root.path()).blocks() >= 7 * SLOTS as u64);
 }
@@ -253,46 +217,31 @@ fn killed_writers_leave_a_sound_pool() {
 #[test]
 #[ignore = "slow: kills 2,000 writers"]
 fn many_killed_writers_leave_a_sound_pool() {
-    kill_writers(std::env::var("KVTIER_TEST_KILLS").map_or(2000, |text| text.parse().unwrap()), 3);
+    kill_writers(number("KVTIER_TEST_KILLS", 2000), 3);
 }
 
 #[test]
 fn what_a_dead_owner_has_left_is_taken_over_at_once() {
     let root = test_root();
-    let mut child = process("store one and say so", root.path()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut child = ROLES.process("store one and say so", root.path()).stdout(Stdio::piped()).spawn().unwrap();
     let _output = wait_until_ready(&mut child);
     let harness = open(root.path());
     assert!(load_block(&harness, 0));
     // While its owner lives, its segment is its own.
-    store_block(&harness, 1).unwrap();
+    harness.store_by(0, 1).unwrap();
     assert_eq!(check(root.path(), false).unwrap().segments.len(), 2);
     kill(&mut child);
     for n in 2..2 * SLOTS {
-        store_block(&harness, n).unwrap();
+        harness.store_by(0, n).unwrap();
     }
     assert_eq!(assert_sound(root.path()).segments.len(), 2, "its free slots were used");
 }
 
 fn store_one(root: &Path) {
     let harness = open(root);
-    store_block(&harness, number(FIRST, 0)).unwrap();
+    harness.store_by(0, number(FIRST, 0)).unwrap();
     ready();
     std::thread::sleep(Duration::from_secs(60));
-}
-
-fn ready() {
-    let mut out = std::io::stdout();
-    out.write_all(b"\nready\n").and_then(|()| out.flush()).unwrap();
-}
-
-fn wait_until_ready(child: &mut Child) -> BufReader<ChildStdout> {
-    let mut lines = BufReader::new(child.stdout.take().unwrap());
-    let mut line = String::new();
-    while line.trim() != "ready" {
-        line.clear();
-        assert!(lines.read_line(&mut line).unwrap() > 0, "the process ended before it was ready");
-    }
-    lines
 }
 
 #[test]
@@ -300,14 +249,15 @@ fn what_another_process_stores_is_found_soon() {
     let root = test_root();
     let harness = open(root.path());
     for round in 0..5 {
-        let mut child = process("store one and say so", root.path())
+        let mut child = ROLES
+            .process("store one and say so", root.path())
             .env(FIRST, round.to_string())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
         let _output = wait_until_ready(&mut child);
         let began = Instant::now();
-        while !is_known(&harness, round) {
+        while !harness.is_known(round) {
             assert!(began.elapsed() < Duration::from_secs(5), "block {round} is not found");
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -323,12 +273,17 @@ fn readers_get_right_blocks_or_none_while_others_reclaim() {
     drop(open(root.path()));
     let mut writers: Vec<_> = (0..2)
         .map(|i: usize| {
-            process("store", root.path()).env(FIRST, (i * RANGE).to_string()).stdout(Stdio::null()).spawn().unwrap()
+            ROLES
+                .process("store", root.path())
+                .env(FIRST, (i * RANGE).to_string())
+                .stdout(Stdio::null())
+                .spawn()
+                .unwrap()
         })
         .collect();
     let readers: Vec<_> = (0..2)
         .map(|_| {
-            let mut command = process("load what can be found", root.path());
+            let mut command = ROLES.process("load what can be found", root.path());
             command
                 .env(BLOCKS, number(LOADS, 5000).to_string())
                 .stdout(Stdio::piped())
@@ -339,9 +294,8 @@ fn readers_get_right_blocks_or_none_while_others_reclaim() {
         .collect();
     for reader in readers {
         let output = reader.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stdout));
-        eprint!("{said}");
+        assert_good_end(&output);
+        eprint!("{}", String::from_utf8_lossy(&output.stderr));
     }
     writers.iter_mut().for_each(kill);
     assert_sound(root.path());
@@ -358,20 +312,20 @@ fn what_other_processes_drop_is_told() {
     // The last of these segments stays this process's own.
     let own = 10 * RANGE..10 * RANGE + 3 * SLOTS;
     for n in own.clone() {
-        store_block(&harness, n).unwrap();
+        harness.store_by(0, n).unwrap();
     }
     assert!(told.lock().unwrap().is_empty());
     // It keeps some of what it has loaded, in other places.
-    let mut other = process("store and load what was stored", root.path());
+    let mut other = ROLES.process("store and load what was stored", root.path());
     let other = other.env(BLOCKS, (3 * 8 * SLOTS).to_string()).stdout(Stdio::null()).status().unwrap();
     assert!(other.success());
     let until = Instant::now() + Duration::from_secs(20);
     loop {
         let told: Vec<_> = told.lock().unwrap().clone();
-        let dropped = own.clone().filter(|n| !is_known(&harness, *n)).count();
+        let dropped = own.clone().filter(|n| !harness.is_known(*n)).count();
         let is_told = |n: &usize| told.contains(&key(*n));
         if dropped > 0 && own.clone().filter(is_told).count() == dropped {
-            assert!(own.clone().all(|n| is_told(&n) != is_known(&harness, n)));
+            assert!(own.clone().all(|n| is_told(&n) != harness.is_known(n)));
             let residency = harness.raw_store().residency().unwrap();
             assert!(told.iter().all(|key| residency.find(key) == Known::Absent), "one is there still");
             assert!(told.len() > 5 * SLOTS, "{} blocks", told.len());
@@ -388,7 +342,7 @@ fn processes_together_stay_below_the_cap() {
         let root = test_root();
         let cap = Superblock::cap_for(16, 1 << 20);
         let spawn = |i: usize| {
-            let mut command = process("store", root.path());
+            let mut command = ROLES.process("store", root.path());
             let blocks = 20 * 16 * SLOTS / 8 / processes;
             command.env(FIRST, (i * 100_000).to_string()).env(BLOCKS, blocks.to_string()).env(SEGMENTS, "16");
             command.stdout(Stdio::null()).spawn().unwrap()
@@ -410,17 +364,17 @@ fn processes_together_stay_below_the_cap() {
 #[test]
 fn a_stopped_process_holds_up_nobody() {
     let root = test_root();
-    let mut child = process("store one and say so", root.path()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut child = ROLES.process("store one and say so", root.path()).stdout(Stdio::piped()).spawn().unwrap();
     let _output = wait_until_ready(&mut child);
     kill_process(Pid::from_child(&child), Signal::STOP).unwrap();
     let harness = open(root.path());
     assert!(load_block(&harness, 0));
     for n in 1..20 * SLOTS {
-        store_block(&harness, n).unwrap();
+        harness.store_by(0, n).unwrap();
         assert!(load_block(&harness, n));
     }
     // Its segment is still its own.
-    assert!(is_known(&harness, 0) && load_block(&harness, 0));
+    assert!(harness.is_known(0) && load_block(&harness, 0));
     kill_process(Pid::from_child(&child), Signal::CONT).unwrap();
     kill(&mut child);
     assert_sound(root.path());
@@ -430,7 +384,7 @@ fn store_load_and_count(root: &Path) {
     let harness = open(root);
     let first = number(FIRST, 0);
     for n in first..first + number(BLOCKS, 1_000_000_000) {
-        match store_block(&harness, n) {
+        match harness.store_by(0, n) {
             Ok(_) => drop(load_block(&harness, n)),
             Err(error) => assert_eq!(error.kind(), ErrorKind::Capacity, "{error}"),
         }
@@ -448,7 +402,7 @@ struct Counted {
 
 impl Counted {
     fn spawn(root: &Path, first: usize, segments: u64) -> Self {
-        let mut command = process("store, load and count", root);
+        let mut command = ROLES.process("store, load and count", root);
         command.env(FIRST, first.to_string()).env(SEGMENTS, segments.to_string());
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let (lines, stored) = (BufReader::new(child.stdout.take().unwrap()).lines(), Arc::<AtomicUsize>::default());
@@ -555,7 +509,7 @@ fn one_of_eight_that_stands_still_holds_up_nobody() {
             assert!(began.elapsed() < Duration::from_secs(30), "somebody is held up");
             all.iter_mut().for_each(Counted::check);
             let asked = Instant::now();
-            let _ = is_known(harness, n % 8 * 1_000_000 + before[n % before.len()]);
+            let _ = harness.is_known(n % 8 * 1_000_000 + before[n % before.len()]);
             *longest = asked.elapsed().max(*longest);
             n += 1;
             std::thread::sleep(Duration::from_micros(200));
@@ -583,21 +537,12 @@ fn one_of_eight_that_stands_still_holds_up_nobody() {
     assert_sound(root.path());
 }
 
-/// Runs a role below `prefix`, a program that runs the rest of its arguments.
-fn process_under(prefix: &[&str], role: &str, root: &Path) -> Command {
-    let inner = process(role, root);
-    let mut command = Command::new(prefix[0]);
-    command.args(&prefix[1..]).arg(inner.get_program()).args(inner.get_args());
-    command.env(ROLE, role).env(ROOT, root);
-    command
-}
-
 #[test]
 fn two_pid_namespaces_share_a_pool() {
     let root = test_root();
     let prefix = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"];
     let run = |i: usize| {
-        let mut command = process_under(&prefix, "store and load what was stored", root.path());
+        let mut command = ROLES.process_under(&prefix, "store and load what was stored", root.path());
         command.env(FIRST, (i * 100_000).to_string()).env(BLOCKS, "1500");
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
     };
@@ -611,7 +556,7 @@ fn two_pid_namespaces_share_a_pool() {
         if output.status.code() == Some(1) {
             return eprintln!("skipped: no PID namespace can be made: {}", text.trim());
         }
-        assert!(output.status.success(), "{}: {text}{}", output.status, String::from_utf8_lossy(&output.stdout));
+        assert_good_end(&output);
     }
     assert_sound(root.path());
 }
@@ -621,34 +566,23 @@ fn fill_the_disk(root: &Path) {
     let harness = open_with(root, bounds(64));
     let blocks = 40 * SLOTS;
     for n in 0..blocks {
-        store_block(&harness, n).unwrap();
+        harness.store_by(0, n).unwrap();
         assert!(load_block(&harness, n));
     }
-    let known = (0..blocks).filter(|n| is_known(&harness, *n)).count();
+    let known = (0..blocks).filter(|n| harness.is_known(*n)).count();
     assert!((3 * SLOTS..8 * SLOTS).contains(&known), "{known} blocks");
     let census = assert_sound(root);
     assert!(census.segments.iter().all(|segment| segment.header.is_ok()), "no segment is half made");
     // What others fill leaves what is there alone.
     drop(harness);
     let harness = open_with(root, bounds(64));
-    assert_eq!((0..blocks).filter(|n| is_known(&harness, *n)).count(), known);
+    assert_eq!((0..blocks).filter(|n| harness.is_known(*n)).count(), known);
 }
 
 #[test]
 fn on_a_full_disk_room_is_made_within() {
     let root = test_root();
-    let script = format!("mount -t tmpfs -o size=6500k none '{}' >&2 || exit 77; exec \"$@\"", root.path().display());
-    let prefix = ["unshare", "--mount", "sh", "-c", script.as_str(), "sh"];
-    let output = match process_under(&prefix, "fill the disk", root.path()).output() {
-        Ok(output) => output,
-        Err(e) => return eprintln!("skipped: unshare can't be run: {e}"),
-    };
-    let text = [output.stderr.as_slice(), &output.stdout].concat();
-    let text = String::from_utf8_lossy(&text);
-    if matches!(output.status.code(), Some(77 | 1)) {
-        return eprintln!("skipped: nothing can be mounted here: {}", text.trim());
-    }
-    assert!(output.status.success(), "{}: {text}", output.status);
+    ROLES.on_a_mount("mount -t tmpfs -o size=6500k none \"$ROOT\"", "fill the disk", root.path());
 }
 
 #[test]
@@ -664,7 +598,7 @@ fn room_is_left_for_others() {
     let harness = open_with(root.path(), bounds);
     let mut refused = 0;
     for n in 0..40 * SLOTS {
-        match store_block(&harness, n) {
+        match harness.store_by(0, n) {
             Ok(_) => {}
             // Others fill the same disk, so there may be no room at all.
             Err(error) if matches!(error.kind(), ErrorKind::Capacity | ErrorKind::NoSpace) => refused += 1,

@@ -7,15 +7,14 @@ mod places;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use kvtier::error::{ErrorKind, Result};
+use kvtier::error::ErrorKind;
 use kvtier::frame::{TRAILER_BYTES, Verify};
 use kvtier::identity::NamespaceKind;
-use kvtier::store::Known;
 use kvtier::store::packed::check;
 use places::pool::{PackedPlace, bounds, slot_of};
-use places::{Harness, Open, key, payload_of};
+use places::{Harness, Open, key, until};
 
 const OPEN: Open =
     Open { letter: 'p', kind: NamespaceKind::Kvtier, payload_bytes: 60 << 10, verify: Verify::Never, read_only: false };
@@ -36,32 +35,8 @@ fn open(place: &PackedPlace) -> Harness {
     Harness::open(place, &OPEN, 4)
 }
 
-fn store(harness: &Harness, n: usize) {
-    harness.lease(0).enter().unwrap().copy_from(&payload_of(n, OPEN.payload_bytes)).unwrap();
-    harness.store_lease(key(n), harness.lease(0)).unwrap();
-}
-
-/// Loads block `n`, and says whether it is right.
-fn load(harness: &Harness, n: usize) -> Result<bool> {
-    harness.clear(1);
-    harness.load_lease(key(n), harness.lease(1))?;
-    Ok(harness.row(1) == payload_of(n, OPEN.payload_bytes))
-}
-
-fn is_known(harness: &Harness, n: usize) -> bool {
-    matches!(harness.raw_store().residency().unwrap().find(&key(n)), Known::Here(_))
-}
-
 fn is_lost(n: usize) -> bool {
     WITHOUT_PAYLOAD.contains(&n) || WITHOUT_TRAILER.contains(&n)
-}
-
-fn until(what: &str, mut reached: impl FnMut() -> bool) {
-    let give_up = Instant::now() + Duration::from_secs(30);
-    while !reached() {
-        assert!(Instant::now() < give_up, "{what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 fn mark(place: &PackedPlace) -> PathBuf {
@@ -72,7 +47,9 @@ fn mark(place: &PackedPlace) -> PathBuf {
 fn filled() -> PackedPlace {
     let place = small();
     let harness = open(&place);
-    (0..BLOCKS).for_each(|n| store(&harness, n));
+    for n in 0..BLOCKS {
+        harness.store_by(0, n).unwrap();
+    }
     place
 }
 
@@ -105,7 +82,7 @@ fn what_lost_bytes_in_a_power_failure_is_found_and_buried() {
     let harness = open(&place);
     // Nothing wrong comes out meanwhile.
     for n in (0..BLOCKS).rev() {
-        match load(&harness, n) {
+        match harness.load_by(1, n) {
             Ok(is_right) => assert!(is_right && !is_lost(n), "block {n}"),
             Err(error) => {
                 assert!(is_lost(n), "block {n}: {error}");
@@ -118,8 +95,8 @@ fn what_lost_bytes_in_a_power_failure_is_found_and_buried() {
     // Nobody finds them any more, and all others are there.
     let harness = open(&place);
     for n in 0..BLOCKS {
-        assert_eq!(is_known(&harness, n), !is_lost(n), "block {n}");
-        assert!(is_lost(n) || load(&harness, n).unwrap());
+        assert_eq!(harness.is_known(n), !is_lost(n), "block {n}");
+        assert!(is_lost(n) || harness.load_by(1, n).unwrap());
     }
     let census = check(place.root(), true).unwrap();
     assert!(census.segments.iter().all(|segment| segment.wrong.is_empty()));
@@ -136,7 +113,7 @@ fn blocks_that_nobody_loads_and_other_namespaces_are_checked_too() {
     until("all is checked", || fs::read_to_string(mark(&place)).unwrap() == this_boot);
     drop(other);
     let harness = Harness::open(&place, &Open { verify: Verify::Always, ..OPEN }, 4);
-    assert!((0..BLOCKS).all(|n| is_known(&harness, n) != is_lost(n)));
+    assert!((0..BLOCKS).all(|n| harness.is_known(n) != is_lost(n)));
 }
 
 #[test]
@@ -146,15 +123,15 @@ fn within_a_boot_nothing_is_checked_twice() {
     lose_pages(&place);
     let harness = open(&place);
     std::thread::sleep(Duration::from_millis(200));
-    assert!((0..BLOCKS).all(|n| is_known(&harness, n)));
+    assert!((0..BLOCKS).all(|n| harness.is_known(n)));
     // The trailer is looked at all the same.
-    assert!(load(&harness, WITHOUT_TRAILER[0]).is_err());
+    assert!(harness.load_by(1, WITHOUT_TRAILER[0]).is_err());
     // Whoever compares checksums doesn't need it, and says nothing.
     drop(harness);
     boot(&place);
     let zeros = fs::read_to_string(mark(&place)).unwrap();
     let harness = Harness::open(&place, &Open { verify: Verify::Always, ..OPEN }, 4);
-    assert_eq!(load(&harness, WITHOUT_PAYLOAD[0]).unwrap_err().kind(), ErrorKind::Checksum);
+    assert_eq!(harness.load_by(1, WITHOUT_PAYLOAD[0]).unwrap_err().kind(), ErrorKind::Checksum);
     assert_eq!(fs::read_to_string(mark(&place)).unwrap(), zeros);
 }
 
@@ -166,7 +143,7 @@ fn whoever_only_reads_compares_checksums_and_changes_nothing() {
     let zeros = fs::read_to_string(mark(&place)).unwrap();
     let harness = Harness::open(&place, &Open { read_only: true, ..OPEN }, 4);
     for n in 0..BLOCKS {
-        assert_eq!(load(&harness, n).is_ok(), !is_lost(n), "block {n}");
+        assert_eq!(harness.load_by(1, n).is_ok(), !is_lost(n), "block {n}");
     }
     assert_eq!(fs::read_to_string(mark(&place)).unwrap(), zeros);
     let dead: u32 = check(place.root(), false).unwrap().segments.iter().map(|segment| segment.dead).sum();
@@ -185,7 +162,7 @@ fn a_copy_is_checked_and_what_is_torn_or_lost_counts_as_unchecked() {
         drop(open(&place));
         let harness = open(&place);
         until("all is checked", || fs::read_to_string(mark(&place)).unwrap() == this_boot);
-        assert!(load(&harness, 1).unwrap());
+        assert!(harness.load_by(1, 1).unwrap());
     }
     let copy = small();
     fs::create_dir(copy.root().join("kvtier-pool")).unwrap();
@@ -202,5 +179,5 @@ fn a_copy_is_checked_and_what_is_torn_or_lost_counts_as_unchecked() {
     }
     let harness = open(&copy);
     until("the copy is checked", || fs::read_to_string(mark(&copy)).unwrap() != this_boot);
-    assert!((0..BLOCKS).all(|n| load(&harness, n).unwrap()));
+    assert!((0..BLOCKS).all(|n| harness.load_by(1, n).unwrap()));
 }

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 
 use kvtier::buffer::{HostRows, Region, RowLease};
 use kvtier::config::IoEngineChoice;
@@ -26,7 +27,7 @@ use kvtier::store::faulty::{Faults, FaultyStore};
 use kvtier::store::files::{FilesConfig, FilesStore};
 use kvtier::store::memory::{MemoryConfig, MemoryStore};
 use kvtier::store::url::format_of;
-use kvtier::store::{BlockStore, Done, Loaded, Probed, StoreInfo, Stored};
+use kvtier::store::{BlockStore, Done, Known, Loaded, Probed, StoreInfo, Stored};
 
 /// How a store is opened.
 #[derive(Clone, Copy)]
@@ -97,6 +98,20 @@ pub fn payload_of(n: usize, bytes: usize) -> Vec<u8> {
     (0..bytes).map(|i| (i * 31 + i / 251 + n * 7 + 1) as u8).collect()
 }
 
+/// A directory of a test's own, which goes with it.
+pub fn test_root() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+/// Waits for something that comes soon.
+pub fn until(what: &str, mut reached: impl FnMut() -> bool) {
+    let give_up = Instant::now() + Duration::from_secs(60);
+    while !reached() {
+        assert!(Instant::now() < give_up, "waited for: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// A store at a place, and rows whose number is that of their block.
 pub struct Harness {
     store: Arc<dyn BlockStore>,
@@ -161,6 +176,24 @@ impl Harness {
         self.store_lease(key(n), self.lease(n))
     }
 
+    /// Stores block `n`, whatever its number, by way of a row.
+    pub fn store_by(&self, row: usize, n: usize) -> Result<Stored> {
+        self.set(row, &payload_of(n, self.region.row_bytes()));
+        self.store_lease(key(n), self.lease(row))
+    }
+
+    /// Loads block `n`, whatever its number, by way of a row; says whether what came is right.
+    pub fn load_by(&self, row: usize, n: usize) -> Result<bool> {
+        self.clear(row);
+        self.load_lease(key(n), self.lease(row))?;
+        Ok(self.row(row) == payload_of(n, self.region.row_bytes()))
+    }
+
+    /// Whether the store knows by itself that block `n` is there.
+    pub fn is_known(&self, n: usize) -> bool {
+        matches!(self.store.residency().unwrap().find(&key(n)), Known::Here(_))
+    }
+
     pub fn store_lease(&self, key: BlockKey, lease: RowLease) -> Result<Stored> {
         let (send, receive) = channel();
         self.spawn_store(key, lease, move |stored| send.send(stored).unwrap());
@@ -208,7 +241,7 @@ impl Harness {
 
 impl Drop for Harness {
     fn drop(&mut self) {
-        self.store.close(std::time::Duration::from_secs(20));
+        self.store.close(Duration::from_secs(20));
     }
 }
 
@@ -279,7 +312,7 @@ pub struct FilesPlace {
 
 impl FilesPlace {
     pub fn new(configure: impl Fn(&mut FilesConfig) + 'static) -> Self {
-        let root = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let root = test_root();
         Self { root, configure: Box::new(configure), io }
     }
 

@@ -14,7 +14,7 @@ use kvtier::store::packed::format::{Geometry, Header, KeyName, NamespaceRecord, 
 use kvtier::store::packed::{Bounds, PackedConfig, PackedStore};
 use kvtier::store::url::format_of;
 
-use super::{Open, Place, io, ring};
+use super::{Open, Place, io, ring, test_root};
 
 type Configure = Box<dyn Fn(&mut PackedConfig)>;
 
@@ -96,7 +96,7 @@ pub fn slot_of(root: &Path, namespace: &str, key: &BlockKey) -> Option<Slot> {
 
 impl PackedPlace {
     pub fn new(configure: impl Fn(&mut PackedConfig) + 'static) -> Self {
-        let root = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let root = test_root();
         Self { root, configure: Box::new(configure), io }
     }
 
