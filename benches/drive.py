@@ -4,15 +4,14 @@ import mmap
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, ScheduleEndContext
 from vllm.v1.kv_offload.tiering.base import TransferJob
 
-Way = Literal["store", "load"]
-WAYS: tuple[Way, Way] = ("store", "load")
+from passes import Moved, Way
 
 IN_FLIGHT = 16
 """Jobs under way at the same time: as many as vLLM's own tier on files has threads for."""
@@ -49,19 +48,6 @@ class HostBuffer:
 
 
 @dataclass
-class Moved:
-    """One pass over all blocks."""
-
-    bytes: int
-    seconds: float = 0
-    cpu_seconds: float = 0
-    """Of this process, all threads."""
-
-    latencies: list[float] = field(default_factory=list)
-    """Seconds from each job's submission until its result was handed out."""
-
-
-@dataclass
 class Asked:
     """What lookups cost the scheduler's thread."""
 
@@ -84,7 +70,7 @@ class Drive:
         """Moves block `i` between `keys[i]` and row `i`, in jobs, some at a time."""
         submit: Callable[[TransferJob], None] = getattr(self.tier, f"submit_{way}")
         waiting = self._jobs_of(way, keys, per_job)
-        moved, begun_at = Moved(len(keys) * row_bytes), dict[int, float]()
+        latencies, begun_at = list[float](), dict[int, float]()
         begun, cpu_begun = time.perf_counter(), time.process_time()
         left = -(-len(keys) // per_job)
         while left:
@@ -96,10 +82,10 @@ class Drive:
             for result in self.tier.get_finished_jobs():
                 if not result.success:
                     raise SystemExit(f"{type(self.tier).__name__}: a {way} failed")
-                moved.latencies.append(time.perf_counter() - begun_at.pop(result.job_id))
+                latencies.append(time.perf_counter() - begun_at.pop(result.job_id))
                 left -= 1
-        moved.seconds, moved.cpu_seconds = time.perf_counter() - begun, time.process_time() - cpu_begun
-        return moved
+        seconds, cpu_seconds = time.perf_counter() - begun, time.process_time() - cpu_begun
+        return Moved(len(keys) * row_bytes, seconds, cpu_seconds, latencies=latencies)
 
     def submit(self, way: Way, keys: list[bytes], per_job: int) -> float:
         """Microseconds per key of the scheduler's thread for submitting a job and ending its step: the median of jobs.

@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.console import Console
 
-from drive import WAYS, Way
 from kvtier.cli.units import show_size
-from rounds import JOBS, Measured, Pass, Passes
+from passes import WAYS, Pass, Passes, Way
+from rounds import JOBS, Measured
 from targets import Target, table
 from tiers import KVTIER, NATIVE, UNVERIFIED
 
@@ -18,11 +18,11 @@ Figure = Callable[[Pass], float]
 
 
 def _rate(way: Way) -> Figure:
-    return lambda done: done.of(way).bytes / done.of(way).seconds / 1e9
+    return lambda done: done.of(way).rate
 
 
 def _cpu(way: Way) -> Figure:
-    return lambda done: done.of(way).cpu_seconds / done.of(way).bytes * 1e9
+    return lambda done: done.of(way).cpu
 
 
 def _latency(way: Way, percent: int) -> Figure:

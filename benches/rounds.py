@@ -5,7 +5,8 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from drive import WAYS, Asked, Drive, HostBuffer, Moved, Way
+from drive import Asked, Drive, HostBuffer
+from passes import WAYS, Pass, Passes, Way
 from tiers import Storage
 
 JOBS = (1, 8, 32)
@@ -14,22 +15,6 @@ LONE_JOB = (256 << 10, 32)
 
 DIRECTORIES = 32
 """Two levels of directories are made before the clock runs, as in a tier that has been in use."""
-
-
-@dataclass(frozen=True)
-class Pass:
-    """What one tier did in one round."""
-
-    store: Moved
-    load: Moved
-
-    def of(self, way: Way) -> Moved:
-        """One of the two by its name."""
-        return self.store if way == "store" else self.load
-
-
-Passes = dict[str, Pass]
-"""A round: each tier's pass, by its name."""
 
 
 @dataclass

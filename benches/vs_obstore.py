@@ -16,10 +16,8 @@ import json
 import os
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,7 @@ import kvtier
 from costs import per_key_costs
 from kvtier.cli.units import parse_size, show_size
 from kvtier.testing import make_key
+from passes import WAYS, Moved, Pass, Way, timed
 from s3_server import KEY, SECRET, S3Server
 
 ROUND_BYTES = {64 << 10: 24 << 20, 256 << 10: 64 << 20, 2 << 20: 192 << 20}
@@ -40,30 +39,6 @@ ROUND_BYTES = {64 << 10: 24 << 20, 256 << 10: 64 << 20, 2 << 20: 192 << 20}
 BLOCKS_PER_JOB = 32
 REQUESTS_AT_A_TIME = (4, 8, 16, 32, 64)
 _prefixes = itertools.count()
-
-
-@dataclass(frozen=True)
-class Moved:
-    """One pass over all rows, in one direction."""
-
-    bytes: int
-    seconds: float
-    cpu_seconds: float
-    """Of this process, all threads."""
-
-    @property
-    def rate(self) -> float:
-        """GB/s."""
-        return self.bytes / self.seconds / 1e9
-
-    @property
-    def cpu(self) -> float:
-        """CPU seconds per GB."""
-        return self.cpu_seconds / self.bytes * 1e9
-
-
-Pass = dict[str, Moved]
-"""`store` and `load`."""
 
 
 class Rows:
@@ -88,11 +63,8 @@ class Rows:
                 raise SystemExit("a row did not come back as it was stored")
 
     def timed(self, move: Callable[[], None]) -> Moved:
-        """Does it, and says what it took."""
-        begun, cpu_begun = time.perf_counter(), time.process_time()
-        move()
-        seconds, cpu_seconds = time.perf_counter() - begun, time.process_time() - cpu_begun
-        return Moved(self.count * self.row_bytes, seconds, cpu_seconds)
+        """Moves them all, and says what it took."""
+        return timed(self.count * self.row_bytes, move)
 
 
 def fresh_place(server: S3Server) -> str:
@@ -122,7 +94,7 @@ def with_kvtier(server: S3Server, rows: Rows, tier_options: dict[str, Any]) -> P
     with kvtier.open(fresh_place(server), identity=identity, rows=rows.memory, **options) as tier:
         stored = rows.timed(lambda: run(tier.submit_store, 0))
         with rows.loading():
-            return {"store": stored, "load": rows.timed(lambda: run(tier.submit_load, rows.count))}
+            return Pass(stored, rows.timed(lambda: run(tier.submit_load, rows.count)))
 
 
 def with_obstore(server: S3Server, rows: Rows, at_a_time: int) -> Pass:
@@ -150,13 +122,13 @@ def with_obstore(server: S3Server, rows: Rows, at_a_time: int) -> Pass:
 
     stored = rows.timed(lambda: asyncio.run(run(put)))
     with rows.loading():
-        return {"store": stored, "load": rows.timed(lambda: asyncio.run(run(get)))}
+        return Pass(stored, rows.timed(lambda: asyncio.run(run(get))))
 
 
-def best_concurrency(server: S3Server, rows: Rows) -> dict[str, int]:
+def best_concurrency(server: S3Server, rows: Rows) -> dict[Way, int]:
     """How many requests at a time are quickest for obstore, each way."""
     passes = {at_a_time: with_obstore(server, rows, at_a_time) for at_a_time in REQUESTS_AT_A_TIME}
-    return {way: max(passes, key=lambda n: passes[n][way].rate) for way in ("store", "load")}
+    return {way: max(passes, key=lambda n: passes[n].of(way).rate) for way in WAYS}
 
 
 def measure(server: S3Server, rows: Rows, rounds: int, tier_options: dict[str, Any]) -> dict[str, Any]:
@@ -167,15 +139,15 @@ def measure(server: S3Server, rows: Rows, rounds: int, tier_options: dict[str, A
 
     def obstore() -> None:
         passes = {n: with_obstore(server, rows, n) for n in set(best.values())}
-        theirs.append({way: passes[n][way] for way, n in best.items()})
+        theirs.append(Pass(passes[best["store"]].store, passes[best["load"]].load))
 
     steps: list[Callable[[], None]] = [lambda: ours.append(with_kvtier(server, rows, tier_options)), obstore]
     for number in range(rounds):
         for step in steps if number % 2 == 0 else reversed(steps):
             step()
     found: dict[str, Any] = {"row_bytes": rows.row_bytes}
-    for way in ("store", "load"):
-        pairs = [(mine[way], their[way]) for mine, their in zip(ours, theirs, strict=True)]
+    for way in WAYS:
+        pairs = [(mine.of(way), their.of(way)) for mine, their in zip(ours, theirs, strict=True)]
         found[way] = {
             "kvtier_gb_per_s": statistics.median(mine.rate for mine, _ in pairs),
             "obstore_gb_per_s": statistics.median(their.rate for _, their in pairs),
@@ -210,7 +182,7 @@ def main() -> None:
             with console.status(f"rows of {show_size(row_bytes)} …"):
                 found = measure(server, Rows(row_bytes, total), options.rounds, tier_options)
             figures.append(found)
-            for way in ("store", "load"):
+            for way in WAYS:
                 one = found[way]
                 table.add_row(
                     show_size(row_bytes), way, f"{one['kvtier_gb_per_s']:.2f} GB/s", f"{one['obstore_gb_per_s']:.2f} GB/s",

@@ -20,9 +20,9 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
@@ -32,6 +32,7 @@ from costs import counting_share, memory_growth, per_key_costs
 from kvtier.cli.roots import Root
 from kvtier.cli.units import parse_size, show_size
 from page_cache import drop_from_page_cache, flush
+from passes import WAYS, Pass, Passes, Way, timed
 from peers import BUFFERED, BUFFERED_RAW, KVTIER, PEERS, POOL_BUFFERED, POOL_DIRECT, RAW, Buffer
 from targets import Target, print_targets, table
 
@@ -42,53 +43,6 @@ COUNTING_ROUNDS = 3
 DIRECTORIES = 32
 """Two levels of directories are made before the clock runs, as in a tier that has been in use."""
 
-
-Way = Literal["store", "load"]
-WAYS: tuple[Way, Way] = ("store", "load")
-
-
-@dataclass(frozen=True)
-class Moved:
-    """One pass over all blocks."""
-
-    bytes: int
-    seconds: float
-    cpu_seconds: float
-    """Of this process, all threads; the kernel's own threads, which flush the page cache, are not in it."""
-
-    flush_seconds: float = 0
-    """Until the file system had written what the store left to it."""
-
-    @property
-    def rate(self) -> float:
-        """GB/s."""
-        return self.bytes / self.seconds / 1e9
-
-    @property
-    def flushed_rate(self) -> float:
-        """GB/s, the flush included."""
-        return self.bytes / (self.seconds + self.flush_seconds) / 1e9
-
-    @property
-    def cpu(self) -> float:
-        """CPU seconds per GB."""
-        return self.cpu_seconds / self.bytes * 1e9
-
-
-@dataclass(frozen=True)
-class Pass:
-    """What one way did in one round."""
-
-    store: Moved
-    load: Moved
-
-    def of(self, way: Way) -> Moved:
-        """One of the two by its name."""
-        return self.store if way == "store" else self.load
-
-
-Passes = dict[str, Pass]
-"""A round: each way's pass, by its name."""
 
 Rounds = list[Passes]
 Figure = Callable[[Passes], float]
@@ -179,29 +133,23 @@ def _measure(root: Path, row_bytes: int, total: int, options: argparse.Namespace
 
 def _one_pass(name: str, root: Path, buffer: Buffer, threads: int) -> Pass:
     numbers, keys = list(range(buffer.count)), [_key(number) for number in range(buffer.count)]
-    timed = slice(DIRECTORIES, None)
+    rest = slice(DIRECTORIES, None)
     total = (buffer.count - DIRECTORIES) * buffer.row_bytes
     buffer.forget_loaded()
     peer = PEERS[name](root, buffer, threads)
     peer.store(numbers[:DIRECTORIES], keys[:DIRECTORIES])
     flush(root)
-    stored = _timed(total, lambda: peer.store(numbers[timed], keys[timed]))
+    stored = timed(total, lambda: peer.store(numbers[rest], keys[rest]))
     begun = time.perf_counter()
     flush(root)
-    stored = Moved(**{**asdict(stored), "flush_seconds": time.perf_counter() - begun})
+    stored = replace(stored, flush_seconds=time.perf_counter() - begun)
     drop_from_page_cache(root)
-    loaded = _timed(total, lambda: peer.load(numbers[timed], keys[timed]))
+    loaded = timed(total, lambda: peer.load(numbers[rest], keys[rest]))
     peer.load(numbers[:DIRECTORIES], keys[:DIRECTORIES])
     if not buffer.is_loaded():
         raise SystemExit(f"{name} loaded other bytes than it stored")
     peer.close()
     return Pass(stored, loaded)
-
-
-def _timed(total: int, work: Callable[[], None]) -> Moved:
-    begun, cpu_begun = time.perf_counter(), time.process_time()
-    work()
-    return Moved(total, time.perf_counter() - begun, time.process_time() - cpu_begun)
 
 
 def _key(number: int) -> bytes:
