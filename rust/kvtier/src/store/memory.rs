@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use super::{BlockStore, Done, Loaded, Location, Probed, StoreInfo, Stored};
+use super::{BlockStore, Done, Loaded, Location, Probed, StoreInfo, Stored, check_source, check_target};
 use crate::buffer::RowLease;
 use crate::error::{Error, ErrorKind, Result};
 use crate::frame::{BlockFormat, Verify};
@@ -94,7 +94,7 @@ impl MemoryStore {
 
     fn put(&self, key: BlockKey, row: RowLease) -> Result<Stored> {
         self.check_writable()?;
-        self.check_row(&row)?;
+        check_source(&row, &self.format)?;
         let location = Location::default();
         if self.get(key).map_or(Ok(false), |known| self.stands(&known))? {
             return Ok(Stored { location, bytes: 0 });
@@ -115,7 +115,7 @@ impl MemoryStore {
     }
 
     fn fetch(&self, key: BlockKey, row: RowLease) -> Result<Loaded> {
-        self.check_row(&row)?;
+        check_target(&row, &self.format)?;
         let block = self.get(key).ok_or_else(|| Error::new(ErrorKind::Missing, "no block under that key"))?;
         let verified = if block.len() == self.format.block_bytes() {
             let (payload, tail) = block.split_at(self.format.payload_bytes());
@@ -137,14 +137,6 @@ impl MemoryStore {
 
     fn check_writable(&self) -> Result<()> {
         if self.info.read_only { Err(Error::new(ErrorKind::ReadOnly, "the tier was opened read-only")) } else { Ok(()) }
-    }
-
-    fn check_row(&self, row: &RowLease) -> Result<()> {
-        let (found, expected) = (row.row_bytes(), self.info.payload_bytes);
-        if found == expected {
-            return Ok(());
-        }
-        Err(Error::new(ErrorKind::InvalidInput, format!("a row of {found} bytes for blocks of {expected}")))
     }
 
     /// Whether bytes that have a block's name are to be taken for it: those of another length make room.

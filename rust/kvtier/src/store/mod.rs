@@ -17,6 +17,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::buffer::RowLease;
 use crate::error::{Error, ErrorKind, Result};
+use crate::frame::BlockFormat;
 use crate::io::Task;
 use crate::layout::BlockKey;
 
@@ -202,4 +203,19 @@ impl<T> fmt::Debug for Done<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Done")
     }
+}
+
+/// Whether a block of this format can be stored from a row: the engine cuts rows to the length of a payload.
+fn check_source(row: &RowLease, format: &BlockFormat) -> Result<()> {
+    let (found, expected) = (row.row_bytes(), format.payload_bytes());
+    if found == expected {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::InvalidInput, format!("a row of {found} bytes for blocks of {expected}")))
+}
+
+/// Whether one can be loaded into it.
+fn check_target(row: &RowLease, format: &BlockFormat) -> Result<()> {
+    check_source(row, format)?;
+    if row.is_writable() { Ok(()) } else { Err(Error::new(ErrorKind::ReadOnly, "the rows are read-only memory")) }
 }

@@ -183,15 +183,6 @@ impl Files {
         }
     }
 
-    /// A row has the length of a payload: the engine cuts them to it.
-    fn check_row(&self, row: &RowLease) -> Result<()> {
-        let (found, expected) = (row.row_bytes(), self.config.format.payload_bytes());
-        if found == expected {
-            return Ok(());
-        }
-        Err(Error::new(ErrorKind::InvalidInput, format!("a row of {found} bytes for blocks of {expected}")))
-    }
-
     /// Opens the namespace's directory as it is now. All paths of one operation start there, so an operation that began
     /// before a reset ends before it, too: what it publishes goes away with the rest.
     fn open_blocks_dir(&self) -> rustix::io::Result<OwnedFd> {

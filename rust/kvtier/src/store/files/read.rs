@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::frame::TRAILER_BYTES;
 use crate::io::{Completion, Direction, Transfer, Transferred};
 use crate::layout::BlockKey;
-use crate::store::{Done, Loaded};
+use crate::store::{Done, Loaded, check_target};
 
 /// How many files that replaced each other under the block's name are read before the load gives up.
 const MOST_FILES: usize = 4;
@@ -49,15 +49,10 @@ enum Outcome {
 
 impl Files {
     pub(super) fn load(self: &Arc<Self>, key: BlockKey, row: RowLease, done: Done<Loaded>) {
-        let refused = match self.check_row(&row) {
-            Ok(()) if row.is_writable() => None,
-            Ok(()) => Some(Error::new(ErrorKind::ReadOnly, "the rows are read-only memory")),
-            Err(error) => Some(error),
-        };
         let load = Load { files: Arc::clone(self), key, suspect: None, attempts: 0, done };
-        match refused {
-            None => load.attempt(row),
-            Some(error) => load.end(Err(error)),
+        match check_target(&row, &self.config.format) {
+            Ok(()) => load.attempt(row),
+            Err(error) => load.end(Err(error)),
         }
     }
 

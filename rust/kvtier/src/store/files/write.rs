@@ -16,7 +16,7 @@ use crate::config::Durability;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::{Completion, Direction, Transfer, Transferred};
 use crate::layout::{BlockKey, BlockPath};
-use crate::store::{Done, Location, Stored};
+use crate::store::{Done, Location, Stored, check_source};
 
 /// How often publishing goes on after finding a file of the wrong length under the block's name.
 const MOST_REPLACED: usize = 3;
@@ -55,7 +55,7 @@ impl Files {
         if self.config.read_only {
             return Err(Error::new(ErrorKind::ReadOnly, "the tier was opened read-only"));
         }
-        self.check_row(&row)?;
+        check_source(&row, &self.config.format)?;
         let dir = Arc::new(self.open_or_make_blocks_dir()?);
         if self.is_stored(&dir, &key)? {
             return Ok(None);

@@ -17,6 +17,7 @@ use crate::config::UploadChecksum;
 use crate::error::{Error, ErrorKind, Result};
 use crate::frame::{BlockFormat, ChecksumAlgorithm, Hasher, Verify};
 use crate::layout::BlockKey;
+use crate::store::{check_source, check_target};
 use crate::sync::Mutex;
 
 /// A block on its way out: its bytes, which requests share and repeat.
@@ -59,7 +60,7 @@ impl Objects {
     /// `Timeout` when the lease has ended, `InvalidInput` when the row has another length than a block.
     pub(super) fn outgoing(&self, key: BlockKey, row: RowLease) -> Result<(Outgoing, Returned)> {
         let format = &self.config.format;
-        check_length(&row, format)?;
+        check_source(&row, format)?;
         let row = row.enter()?;
         let mut tail = vec![0; format.tail_bytes()];
         let sealing = if self.sends_what_it_reads() {
@@ -165,10 +166,7 @@ impl<'a> Incoming<'a> {
     /// # Errors
     /// `InvalidInput` when the row has another length than a block, `ReadOnly` when it can't be written.
     pub(super) fn new(row: RowLease, format: &'a BlockFormat) -> Result<Self> {
-        check_length(&row, format)?;
-        if !row.is_writable() {
-            return Err(Error::new(ErrorKind::ReadOnly, "the rows are read-only memory"));
-        }
+        check_target(&row, format)?;
         let inner = Inner { row: Some(row), tail: vec![0; format.tail_bytes()], sum: None };
         Ok(Self { format, inner: Mutex::new(inner) })
     }
@@ -227,15 +225,6 @@ impl<'a> Incoming<'a> {
             }
         })
     }
-}
-
-/// The engine cuts rows to the length of a payload.
-fn check_length(row: &RowLease, format: &BlockFormat) -> Result<()> {
-    let (found, expected) = (row.row_bytes(), format.payload_bytes());
-    if found == expected {
-        return Ok(());
-    }
-    Err(Error::new(ErrorKind::InvalidInput, format!("a row of {found} bytes for blocks of {expected}")))
 }
 
 fn over() -> Error {

@@ -218,15 +218,6 @@ impl Packed {
         }
     }
 
-    /// A row has the length of a payload: the engine cuts them to it.
-    fn check_row(&self, row: &RowLease) -> Result<()> {
-        let (found, expected) = (row.row_bytes(), self.config.format.payload_bytes());
-        if found == expected {
-            return Ok(());
-        }
-        Err(Error::new(ErrorKind::InvalidInput, format!("a row of {found} bytes for blocks of {expected}")))
-    }
-
     /// As many operations as a ring should get at once: enough to be worth a system call, few enough that the device has
     /// the first when the last is still being made.
     fn turn(&self) -> usize {

@@ -11,7 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::frame::Verify;
 use crate::io::{Completion, Direction, Transfer, Transferred};
 use crate::layout::BlockKey;
-use crate::store::{Done, Loaded};
+use crate::store::{Done, Loaded, check_target};
 
 /// How many places that replaced each other are read before the load gives up.
 const MOST_PLACES: usize = 4;
@@ -47,15 +47,10 @@ enum Outcome {
 
 impl Packed {
     pub(super) fn load(self: &Arc<Self>, key: BlockKey, row: RowLease, done: Done<Loaded>) {
-        let refused = match self.check_row(&row) {
-            Ok(()) if row.is_writable() => None,
-            Ok(()) => Some(Error::new(ErrorKind::ReadOnly, "the rows are read-only memory")),
-            Err(error) => Some(error),
-        };
         let load = Load { packed: Arc::clone(self), key, suspect: None, attempts: 0, done };
-        match refused {
-            None => load.attempt(row),
-            Some(error) => load.end(Err(error)),
+        match check_target(&row, &self.config.format) {
+            Ok(()) => load.attempt(row),
+            Err(error) => load.end(Err(error)),
         }
     }
 

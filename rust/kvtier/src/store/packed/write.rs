@@ -12,7 +12,7 @@ use crate::config::Durability;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::{Completion, Direction, Transfer, Transferred};
 use crate::layout::BlockKey;
-use crate::store::{Done, Known, Location, Stored};
+use crate::store::{Done, Known, Location, Stored, check_source};
 
 /// A block on its way into a slot.
 struct Write {
@@ -60,7 +60,7 @@ impl Packed {
         if self.config.read_only {
             return Err(Error::new(ErrorKind::ReadOnly, "the tier was opened read-only"));
         }
-        self.check_row(row)?;
+        check_source(row, &self.config.format)?;
         if !row.is_open() {
             return Err(Error::new(ErrorKind::Timeout, "the operation's time is over"));
         }
