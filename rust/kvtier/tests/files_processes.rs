@@ -45,13 +45,7 @@ fn another_process() {
     ROLES.play();
 }
 
-const OPEN: Open = Open {
-    letter: 'p',
-    kind: kvtier::identity::NamespaceKind::Kvtier,
-    payload_bytes: 64 << 10,
-    verify: kvtier::frame::Verify::Always,
-    read_only: false,
-};
+const OPEN: Open = Open { letter: 'p', payload_bytes: 64 << 10, ..Open::DEFAULT };
 
 fn try_open(root: &Path, configure: impl Fn(&mut FilesConfig)) -> kvtier::error::Result<Harness> {
     let namespace = OPEN.namespace();

@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use kvtier::buffer::HostRows;
 use kvtier::error::{Error, ErrorKind};
-use kvtier::frame::Verify;
 use kvtier::layout::BlockKey;
 use kvtier::store::packed::format::{Header, Superblock};
 use kvtier::store::packed::{Bounds, Census, check};
@@ -20,13 +19,7 @@ use kvtier::store::{Known, Residency};
 use places::pool::{PackedPlace, bounds, page_at, segments};
 use places::{Harness, Open, Place, key, payload_of, until};
 
-const OPEN: Open = Open {
-    letter: 'p',
-    kind: kvtier::identity::NamespaceKind::Kvtier,
-    payload_bytes: 60 << 10,
-    verify: Verify::Always,
-    read_only: false,
-};
+const OPEN: Open = Open { letter: 'p', payload_bytes: 60 << 10, ..Open::DEFAULT };
 
 fn small(segments: u64) -> PackedPlace {
     PackedPlace::new(move |config| config.bounds = bounds(segments))

@@ -10,8 +10,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use kvtier::error::{ErrorKind, Result};
-use kvtier::frame::Verify;
-use kvtier::identity::NamespaceKind;
 use kvtier::layout::BlockKey;
 use kvtier::store::packed::format::{Superblock, TablePage};
 use kvtier::store::packed::{Bounds, check};
@@ -19,13 +17,7 @@ use places::pool::{PackedPlace, bounds, page_at, segments};
 use places::{Harness, Open, key, until};
 use rustix::fs::{FlockOperation, flock};
 
-const OPEN: Open = Open {
-    letter: 'p',
-    kind: NamespaceKind::Kvtier,
-    payload_bytes: 60 << 10,
-    verify: Verify::Always,
-    read_only: false,
-};
+const OPEN: Open = Open { letter: 'p', payload_bytes: 60 << 10, ..Open::DEFAULT };
 
 /// Slots of a segment of a MiB, and the bytes of one.
 const SLOTS: usize = 15;

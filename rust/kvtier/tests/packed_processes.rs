@@ -50,13 +50,7 @@ fn another_process() {
     ROLES.play();
 }
 
-const OPEN: Open = Open {
-    letter: 'p',
-    kind: kvtier::identity::NamespaceKind::Kvtier,
-    payload_bytes: 12 << 10,
-    verify: kvtier::frame::Verify::Always,
-    read_only: false,
-};
+const OPEN: Open = Open { letter: 'p', payload_bytes: 12 << 10, ..Open::DEFAULT };
 
 /// Blocks that each of two writers stores again and again.
 const RANGE: usize = 100_000;

@@ -11,13 +11,11 @@ use std::time::Duration;
 
 use kvtier::error::ErrorKind;
 use kvtier::frame::{TRAILER_BYTES, Verify};
-use kvtier::identity::NamespaceKind;
 use kvtier::store::packed::check;
 use places::pool::{PackedPlace, bounds, slot_of};
 use places::{Harness, Open, key, until};
 
-const OPEN: Open =
-    Open { letter: 'p', kind: NamespaceKind::Kvtier, payload_bytes: 60 << 10, verify: Verify::Never, read_only: false };
+const OPEN: Open = Open { letter: 'p', payload_bytes: 60 << 10, verify: Verify::Never, ..Open::DEFAULT };
 
 /// Slots of a segment of a MiB.
 const SLOTS: usize = 15;

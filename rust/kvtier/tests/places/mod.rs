@@ -42,12 +42,19 @@ pub struct Open {
 
 impl Default for Open {
     fn default() -> Self {
-        let kind = NamespaceKind::Kvtier;
-        Self { letter: 'a', kind, payload_bytes: 8192, verify: Verify::Always, read_only: false }
+        Self::DEFAULT
     }
 }
 
 impl Open {
+    pub const DEFAULT: Self = Self {
+        letter: 'a',
+        kind: NamespaceKind::Kvtier,
+        payload_bytes: 8192,
+        verify: Verify::Always,
+        read_only: false,
+    };
+
     pub fn namespace(&self) -> Namespace {
         let mut facts = Facts::new(format!("model-{}", self.letter), 16, "bfloat16");
         facts.row_bytes = Some(self.payload_bytes as u64);
