@@ -46,12 +46,12 @@ use self::rows::RowsInUse;
 use self::step_time::StepTime;
 use crate::buffer::Region;
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::{Index, IndexConfig, Lookup, Map, RequestId};
+use crate::index::{Answer, Index, IndexConfig, Lookup, Map, RequestId};
 use crate::layout::BlockKey;
 use crate::metrics::Metrics;
 use crate::process::{self, Home};
 use crate::recurring::Recurring;
-use crate::store::{BlockStore, Residency, StoreInfo};
+use crate::store::{BlockStore, Known, Residency, StoreInfo};
 use crate::sync::{Condvar, Mutex};
 
 /// Limits and deadlines of an engine.
@@ -285,14 +285,10 @@ impl Engine {
         self.check()?;
         let shared = &self.shared;
         let degraded = shared.overdue_loads.load(Ordering::Relaxed) > 0;
-        let now = || if shared.config.stepwise { shared.step_time.now() } else { Instant::now() };
-        let mut index = shared.index.lock();
-        let answer = index.lookup(key, request, degraded, now);
-        if answer.queued {
-            shared.waiting_probes.store(index.waiting_probes(), Ordering::Release);
-            shared.handover.hold();
-        }
-        drop(index);
+        let answer = match shared.known_to_all(key, request, degraded) {
+            Some(lookup) => Answer { lookup, fresh: true, queued: false },
+            None => shared.ask_index(key, request, degraded),
+        };
         if answer.fresh {
             match answer.lookup {
                 Lookup::Hit => shared.metrics.hits.add(1),
@@ -569,6 +565,29 @@ impl Engine {
 }
 
 impl Shared {
+    /// What a store that knows all of its blocks answers to nobody in particular: that is no request's verdict, so the
+    /// index has no part in it.
+    fn known_to_all(&self, key: &BlockKey, request: Option<RequestId>, degraded: bool) -> Option<Lookup> {
+        let ResidencyHandle(residency) = self.residency.as_ref().filter(|_| request.is_none())?;
+        match residency.find(key) {
+            _ if degraded => Some(Lookup::Miss),
+            Known::Here(_) => Some(Lookup::Hit),
+            Known::Absent => Some(Lookup::Miss),
+            Known::Unknown => None,
+        }
+    }
+
+    fn ask_index(&self, key: &BlockKey, request: Option<RequestId>, degraded: bool) -> Answer {
+        let now = || if self.config.stepwise { self.step_time.now() } else { Instant::now() };
+        let mut index = self.index.lock();
+        let answer = index.lookup(key, request, degraded, now);
+        if answer.queued {
+            self.waiting_probes.store(index.waiting_probes(), Ordering::Release);
+            self.handover.hold();
+        }
+        answer
+    }
+
     fn check_job(&self, kind: JobKind, keys: &[BlockKey], rows: &[u32]) -> Result<()> {
         if keys.len() != rows.len() {
             return Err(Error::new(

@@ -7,6 +7,7 @@ use std::thread::ThreadId;
 
 use proptest::prelude::*;
 
+mod known;
 mod steps;
 
 use super::*;
@@ -43,6 +44,8 @@ struct Script {
     /// Who has given the store its tasks.
     spawned_by: Mutex<HashSet<ThreadId>>,
     exclusive: bool,
+    /// Whether it has an index of its own.
+    knows: AtomicBool,
     threads: usize,
 }
 
@@ -74,6 +77,7 @@ impl Script {
             tasks: Mutex::new(Some(sender)),
             spawned_by: Mutex::default(),
             exclusive,
+            knows: AtomicBool::new(false),
             threads,
         })
     }
@@ -197,6 +201,10 @@ impl BlockStore for Script {
             .collect();
         drop(blocks);
         Self::answer(acts.contains(&Act::Later).then_some(Act::Later), Ok(answer), done);
+    }
+
+    fn residency(&self) -> Option<Arc<dyn Residency>> {
+        self.knows.load(Ordering::Relaxed).then(|| Arc::new(known::Own) as Arc<dyn Residency>)
     }
 
     fn scan(&self, found: &mut dyn FnMut(BlockKey, Location) -> bool) -> Result<()> {
