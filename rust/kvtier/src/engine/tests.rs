@@ -38,6 +38,8 @@ struct Script {
     acts: Mutex<HashMap<BlockKey, VecDeque<Act>>>,
     probes: Mutex<Vec<usize>>,
     published_late: AtomicUsize,
+    /// Whether some operation has come to where it stalls.
+    stalled: AtomicBool,
     released: Mutex<bool>,
     release: Condvar,
     tasks: Mutex<Option<Sender<Task>>>,
@@ -72,6 +74,7 @@ impl Script {
             acts: Mutex::default(),
             probes: Mutex::default(),
             published_late: AtomicUsize::new(0),
+            stalled: AtomicBool::new(false),
             released: Mutex::new(false),
             release: Condvar::new(),
             tasks: Mutex::new(Some(sender)),
@@ -92,6 +95,7 @@ impl Script {
     }
 
     fn stall(&self) {
+        self.stalled.store(true, Ordering::Release);
         let mut released = self.released.lock();
         while !*released {
             self.release.wait(&mut released);
@@ -271,10 +275,12 @@ impl Bench {
         results.remove(0)
     }
 
-    fn wait_until_under_way(&self, operations: usize) {
-        while self.engine.gauges().unwrap().inflight_ops < operations {
+    /// Until the store works on an operation that stalls: nothing ends it before its time.
+    fn wait_until_stalled(&self) {
+        while !self.store.stalled.load(Ordering::Acquire) {
             std::thread::yield_now();
         }
+        assert_eq!(self.engine.gauges().unwrap().inflight_ops, 1);
     }
 
     fn lookup(&self, n: u64, request: u64) -> Lookup {
@@ -397,7 +403,7 @@ fn a_transfer_leaves_all_job_numbers_to_the_caller() {
     let row = [(Arc::clone(&b.rows), 0)];
     std::thread::scope(|scope| {
         scope.spawn(|| b.engine.transfer(JobKind::Store, keys([1]), &row, || false).unwrap());
-        b.wait_until_under_way(1);
+        b.wait_until_stalled();
         for job in [u64::MAX, 0, 1] {
             assert!(b.engine.wait(Some(job), None).is_err(), "no job {job} is open");
             assert!(b.run(JobKind::Store, job, &[2], &[1]).is_success());
@@ -600,7 +606,7 @@ fn stores_beyond_the_bound_are_dropped_and_loads_are_not() {
     b.store.script(0, Act::Stall);
     for job in 0..3 {
         b.engine.submit(JobKind::Store, job, keys([job, job + 10, job + 20]), vec![0; 3]).unwrap();
-        b.wait_until_under_way(1);
+        b.wait_until_stalled();
     }
     let dropped = b.result(2);
     assert_eq!(failures(&dropped), [(0, ErrorKind::Dropped), (1, ErrorKind::Dropped), (2, ErrorKind::Dropped)]);
@@ -708,7 +714,7 @@ fn what_is_submitted_while_a_reset_waits_comes_after_it() {
     let b = Bench::over(Script::new(1, false), EngineConfig::default());
     b.store.script(1, Act::Stall);
     b.engine.submit(JobKind::Store, 1, keys([1]), vec![0]).unwrap();
-    b.wait_until_under_way(1);
+    b.wait_until_stalled();
     std::thread::scope(|scope| {
         let reset = scope.spawn(|| b.engine.reset(Duration::from_secs(20), || false));
         b.result(1); // ended by the reset
@@ -725,7 +731,7 @@ fn a_reset_ends_open_jobs_and_publishes_nothing_of_them() {
     let b = Bench::new(EngineConfig::default());
     b.store.script(1, Act::Stall);
     b.engine.submit(JobKind::Store, 1, keys([1]), vec![0]).unwrap();
-    b.wait_until_under_way(1);
+    b.wait_until_stalled();
     assert_eq!(b.engine.reset(Duration::from_millis(50), || false).unwrap_err().kind(), ErrorKind::Unavailable);
     assert_eq!(failures(&b.result(1)), [(0, ErrorKind::Reset)]);
     b.store.release();
@@ -740,7 +746,7 @@ fn shutdown_gives_every_job_its_result() {
     b.store.script(0, Act::Stall);
     for job in 0..100 {
         b.engine.submit(JobKind::Store, job, keys([job * 2, job * 2 + 1]), vec![0, 1]).unwrap();
-        b.wait_until_under_way(1);
+        b.wait_until_stalled();
     }
     assert_eq!(b.engine.shutdown(Duration::from_millis(50), || false).unwrap(), 1, "one is stuck in the storage");
     let results = b.engine.poll().unwrap();
@@ -764,7 +770,7 @@ fn whoever_gives_up_waits_no_longer_for_a_reset_or_a_shutdown() {
     let b = Bench::new(EngineConfig::default());
     b.store.script(1, Act::Stall);
     b.engine.submit(JobKind::Store, 1, keys([1]), vec![0]).unwrap();
-    b.wait_until_under_way(1);
+    b.wait_until_stalled();
     let mut asked = 0;
     let mut third_time = || {
         asked += 1;

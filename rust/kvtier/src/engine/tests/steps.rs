@@ -125,7 +125,7 @@ fn word_that_is_left_during_a_reset_is_acted_on_after_it() {
     b.store.script(0, Act::Stall);
     b.engine.submit(JobKind::Store, 0, keys([0]), vec![0]).unwrap();
     b.engine.end_step().unwrap();
-    b.wait_until_under_way(1);
+    b.wait_until_stalled();
     std::thread::scope(|scope| {
         let reset = scope.spawn(|| b.engine.reset(Duration::from_secs(20), || false));
         until("the reset has not begun", || b.engine.gauges().unwrap().open_jobs == 0);
