@@ -1,37 +1,47 @@
 //! What this process knows of a pool: which blocks lie where, in all segments, by whoever they were stored.
 //!
-//! Pure bookkeeping in memory. A block costs 10 bytes in its segment's view and a table entry of 24 bytes in its
-//! namespace's index, which answers by itself: a lookup touches nothing else. Where somebody wants to be told what goes, it
+//! Pure bookkeeping in memory. A block costs 10 bytes in its segment's view and an entry of 16 bytes in its
+//! namespace's table, which answers by itself: a lookup touches nothing else. Where somebody wants to be told what goes, it
 //! is 43 bytes in the view, which keeps keys then.
 
 use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use foldhash::fast::RandomState;
-use hashbrown::HashTable;
+use foldhash::quality::RandomState;
 
 use super::format::{Geometry, Header, KeyName, SlotState, TablePage};
 use super::pins::Pins;
 use super::policy::{Candidate, HOTTEST, Heat, Policy};
 use super::segment::SegmentFile;
-use crate::buffer::HugePages;
+use super::spots::Spots;
 use crate::index::{Map, Set};
 use crate::layout::BlockKey;
 use crate::store::Location;
 
-/// A block's name within one process: 128 bits under random seeds, so that two keys have the same by chance only. What is
-/// loaded is compared with the whole key in its trailer all the same.
+/// A block's name within one process: 64 bits under a random seed. A key that is not there has the name of one that is by
+/// chance only, in one of 10^13 lookups among a million blocks; what is loaded is compared with the whole key in its trailer,
+/// so that it costs a miss then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Name {
-    /// By which it is found.
-    hash: u64,
-    rest: u64,
+pub(super) struct Name(u64);
+
+impl Name {
+    /// Where there is no block.
+    pub(super) const NONE: Self = Self(0);
+
+    #[cfg(test)]
+    pub(super) const fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    pub(super) const fn bits(self) -> u64 {
+        self.0
+    }
 }
 
 /// What gives names to keys.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Naming(RandomState, RandomState);
+pub(super) struct Naming(RandomState);
 
 /// A page of a table, with names in place of keys.
 #[derive(Debug)]
@@ -40,13 +50,6 @@ pub(super) struct NamedPage {
     sequence: u64,
     /// Slots of blocks, and of dead ones, which have no name.
     slots: Vec<(u32, Option<(Name, KeyName)>)>,
-}
-
-/// An entry of a namespace's index.
-#[derive(Clone, Copy, Debug)]
-struct Entry {
-    name: Name,
-    spot: Spot,
 }
 
 /// A namespace's number within one process.
@@ -118,8 +121,8 @@ pub(super) struct View {
 /// What a view knows of its blocks' names.
 #[derive(Debug)]
 enum Names {
-    /// Enough to find them in the index.
-    Hashes(Vec<u64>),
+    /// Enough to find them in the table.
+    Own(Vec<Name>),
     /// What everybody calls them.
     Keys(Vec<KeyName>),
 }
@@ -135,7 +138,7 @@ pub(super) struct Namespace {
     pub(super) pins: Pins,
     /// Whether somebody wants to know which blocks go.
     keeps_keys: bool,
-    index: HashTable<Entry, HugePages>,
+    spots: Spots,
     damaged_pages: usize,
 }
 
@@ -151,7 +154,7 @@ pub(super) struct Catalogue {
 
 impl Naming {
     pub(super) fn name_of(&self, name: &KeyName) -> Name {
-        Name { hash: self.0.hash_one(name), rest: self.1.hash_one(name) }
+        Name(self.0.hash_one(name))
     }
 
     /// Names for all of a table. Takes its time, so it is done where nobody waits.
@@ -175,7 +178,7 @@ impl View {
             header,
             geometry,
             namespace: None,
-            names: Names::Hashes(Vec::new()),
+            names: Names::Own(Vec::new()),
             states: Vec::new(),
             heat: Vec::new(),
             sequences: Vec::new(),
@@ -241,27 +244,27 @@ impl View {
 
 impl Names {
     fn new(slots: usize, keeps_keys: bool) -> Self {
-        if keeps_keys { Self::Keys(vec![KeyName::NONE; slots]) } else { Self::Hashes(vec![0; slots]) }
+        if keeps_keys { Self::Keys(vec![KeyName::NONE; slots]) } else { Self::Own(vec![Name::NONE; slots]) }
     }
 
     fn set(&mut self, slot: usize, name: Name, key: &KeyName) {
         match self {
-            Self::Hashes(hashes) => hashes[slot] = name.hash,
+            Self::Own(names) => names[slot] = name,
             Self::Keys(keys) => keys[slot] = *key,
         }
     }
 
-    fn hash(&self, slot: usize, naming: &Naming) -> u64 {
+    fn of(&self, slot: usize, naming: &Naming) -> Name {
         match self {
-            Self::Hashes(hashes) => hashes[slot],
-            Self::Keys(keys) => naming.name_of(&keys[slot]).hash,
+            Self::Own(names) => names[slot],
+            Self::Keys(keys) => naming.name_of(&keys[slot]),
         }
     }
 
     /// The keys, where they are kept.
     fn keys(&self) -> &[KeyName] {
         match self {
-            Self::Hashes(_) => &[],
+            Self::Own(_) => &[],
             Self::Keys(keys) => keys,
         }
     }
@@ -269,8 +272,8 @@ impl Names {
 
 impl Namespace {
     pub(super) fn new(name: String, identity: [u8; 32], epoch: u64, geometry: Geometry, payload_bytes: u64) -> Self {
-        let (pins, index) = (Pins::default(), HashTable::new_in(HugePages));
-        Self { name, identity, epoch, geometry, payload_bytes, pins, keeps_keys: false, index, damaged_pages: 0 }
+        let (pins, spots) = (Pins::default(), Spots::new());
+        Self { name, identity, epoch, geometry, payload_bytes, pins, keeps_keys: false, spots, damaged_pages: 0 }
     }
 
     /// What goes is to be told, for segments that become known from here on.
@@ -279,7 +282,7 @@ impl Namespace {
     }
 
     pub(super) fn blocks(&self) -> usize {
-        self.index.len()
+        self.spots.len()
     }
 
     /// Whether some of its blocks may be there without being known.
@@ -300,14 +303,13 @@ impl Catalogue {
 
     /// Where a block of a namespace lies.
     pub(super) fn find(&self, namespace: NamespaceId, name: Name) -> Option<Spot> {
-        let index = &self.namespaces.get(namespace)?.index;
-        index.find(name.hash, |known| known.name == name).map(|known| known.spot)
+        self.namespaces.get(namespace)?.spots.find(name).next()
     }
 
     /// All places where blocks of that name lie: two processes may have stored the same one.
     pub(super) fn places_of(&self, namespace: NamespaceId, name: Name) -> Vec<Spot> {
         let Some(known) = self.namespaces.get(namespace) else { return Vec::new() };
-        known.index.iter_hash(name.hash).filter(|known| known.name == name).map(|known| known.spot).collect()
+        known.spots.find(name).collect()
     }
 
     /// The segment's view, if it has one.
@@ -324,12 +326,12 @@ impl Catalogue {
         self.namespaces.iter().position(|namespace| namespace.owns(header))
     }
 
-    /// As many segments are about to be read, perhaps all of this namespace: growing the index step by step would cost more
+    /// As many segments are about to be read, perhaps all of this namespace: growing the table step by step would cost more
     /// than reading them.
     pub(super) fn expect(&mut self, namespace: NamespaceId, segments: usize) {
-        if let Some(Namespace { index, geometry, .. }) = self.namespaces.get_mut(namespace) {
+        if let Some(Namespace { spots, geometry, .. }) = self.namespaces.get_mut(namespace) {
             let blocks = segments.saturating_mul(geometry.slots as usize).min(MOST_EXPECTED);
-            index.reserve(blocks, |known| known.name.hash);
+            spots.reserve(blocks);
         }
     }
 
@@ -435,7 +437,7 @@ impl Catalogue {
         if namespace.pins.contains(name) {
             view.pinned.insert(place.slot);
         }
-        namespace.index.insert_unique(name.hash, Entry { name, spot: place }, |known| known.name.hash);
+        namespace.spots.insert(name, place);
     }
 
     /// A block is not to be found any more. Returns whether it could be until now.
@@ -451,9 +453,9 @@ impl Catalogue {
         view.pinned.remove(&place.slot);
         if was_there {
             view.blocks -= 1;
-            let hash = view.names.hash(slot, &self.naming);
+            let name = view.names.of(slot, &self.naming);
             if let Some(namespace) = view.namespace.and_then(|namespace| self.namespaces.get_mut(namespace)) {
-                remove(&mut namespace.index, hash, place);
+                namespace.spots.remove(name, place);
             }
         }
         was_there
@@ -501,8 +503,8 @@ impl Catalogue {
         namespace.damaged_pages -= view.damaged.iter().filter(|damaged| **damaged).count();
         for (slot, state) in view.states.iter().enumerate() {
             if *state == BLOCK {
-                let hash = view.names.hash(slot, &self.naming);
-                remove(&mut namespace.index, hash, Spot { segment, slot: slot as u32 });
+                let name = view.names.of(slot, &self.naming);
+                namespace.spots.remove(name, Spot { segment, slot: slot as u32 });
             }
         }
         Some(view)
@@ -518,7 +520,7 @@ impl Catalogue {
         let Some(known) = self.namespaces.get_mut(namespace) else { return };
         known.epoch = epoch;
         known.pins = Pins::default();
-        known.index = HashTable::new_in(HugePages);
+        known.spots = Spots::new();
         known.damaged_pages = 0;
         let views = self.segments.values_mut().filter_map(|segment| segment.view.as_mut());
         for view in views.filter(|view| view.namespace == Some(namespace)) {
@@ -542,11 +544,5 @@ impl Catalogue {
         if let Some(known) = self.view_mut(spot.segment).and_then(|view| view.heat.get_mut(spot.slot as usize)) {
             *known = heat;
         }
-    }
-}
-
-fn remove(index: &mut HashTable<Entry, HugePages>, hash: u64, spot: Spot) {
-    if let Ok(entry) = index.find_entry(hash, |known| known.spot == spot) {
-        entry.remove();
     }
 }

@@ -17,7 +17,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `format` | superblock, header, table, record: bytes (pure) |
-//! | `catalogue` | which blocks lie where, in memory (pure) |
+//! | `catalogue`, `spots` | which blocks lie where, in memory (pure) |
 //! | `policy` | which segment is reclaimed next (pure) |
 //! | `pins` | which blocks stay then, whatever the policy says (pure) |
 //! | `site`, `registry` | finding and making a pool; one object for it per process |
@@ -48,6 +48,7 @@ mod registry;
 mod scrub;
 mod segment;
 mod site;
+mod spots;
 mod write;
 
 use std::fmt;
