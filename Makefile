@@ -36,7 +36,7 @@ demo-s3: test-env .venv/built-$(PROFILE) ## the same in a bucket of a real S3 se
 test: test-env .venv/built-$(PROFILE) ## all tests: Rust, doc tests, Python; ends with what was skipped and why
 	cargo $(CARGO_TEST) --locked -p kvtier --lib --tests $(RUN_IGNORED)
 	KVTIER_TEST_IO_ENGINE=uring cargo $(CARGO_TEST) --locked -p kvtier --test files_races --test files_processes \
-		--test packed --test packed_processes $(RUN_IGNORED)
+		--test packed --test packed_pins --test packed_processes $(RUN_IGNORED)
 	cargo test --locked -p kvtier --doc --quiet
 	$(PYTEST) $(ARGS)
 
