@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::acquire::read_block;
 use super::catalogue::{NamespaceId, Spot, View};
-use super::format::{Entry, Geometry, Header, KeyName, SlotState};
+use super::format::{Entry, Geometry, Header};
 use super::own::{OwnSegment, SlotTicket, publish_together};
 use super::policy::Heat;
 use super::pool::Pool;
@@ -53,13 +53,7 @@ impl Kept {
             trailer.encode(page);
         }
         write_all(&own.file.data, slot.offset(), &self.block[..bytes])?;
-        Ok(Entry {
-            state: SlotState::Block,
-            name: KeyName::of(&trailer.key),
-            payload_bytes: trailer.payload_bytes as u32,
-            generation: own.header.generation,
-            created_unix_ns: trailer.created_unix_ns,
-        })
+        Ok(Entry::of(&trailer))
     }
 }
 

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use super::acquire::trailer_of;
 use super::catalogue::Segment;
-use super::format::{Entry, Geometry, Header, KeyName, SlotState, TablePage};
+use super::format::{Entry, Geometry, Header, TablePage};
 use super::pool::{Pool, for_each};
 use super::segment::{SegmentFile, Through, read_all};
 use super::site::now_ns;
@@ -236,17 +236,8 @@ fn read_entries(
     let at = geometry.slot_offset(slots.start) + geometry.slot_bytes - PAGE as u64;
     let memory = memory.get_mut(..bytes).ok_or_else(|| Error::new(ErrorKind::Internal, "too many slots at once"))?;
     read_all(&file.data, at, memory).map_err(|e| Error::from_io("reading blocks' trailers", e.into()))?;
-    let entry = |(slot, from_trailer): (u32, &[u8])| {
-        let trailer = trailer_of(from_trailer.first_chunk()?, header)?;
-        let entry = Entry {
-            state: SlotState::Block,
-            name: KeyName::of(&trailer.key),
-            payload_bytes: trailer.payload_bytes as u32,
-            generation: header.generation,
-            created_unix_ns: trailer.created_unix_ns,
-        };
-        Some((slot, entry))
-    };
+    let entry =
+        |(slot, from_trailer): (u32, &[u8])| Some((slot, Entry::of(&trailer_of(from_trailer.first_chunk()?, header)?)));
     Ok(slots.zip(memory.chunks(slot_bytes)).filter_map(entry).collect())
 }
 

@@ -8,6 +8,7 @@ use super::page::{self, Page, array, put, u32_at, u64_at};
 use super::superblock::PoolId;
 use crate::buffer::PAGE;
 use crate::error::{Error, ErrorKind, Result};
+use crate::frame::Trailer;
 use crate::layout::BlockKey;
 
 /// Bytes of an entry, and of what a page says about itself.
@@ -91,6 +92,19 @@ pub struct Entry {
     pub generation: u64,
     /// When it was made, in nanoseconds since 1970, as in its trailer.
     pub created_unix_ns: u64,
+}
+
+impl Entry {
+    /// The entry of a block with this trailer, in a segment.
+    pub fn of(trailer: &Trailer) -> Self {
+        Self {
+            state: SlotState::Block,
+            name: KeyName::of(&trailer.key),
+            payload_bytes: trailer.payload_bytes as u32,
+            generation: trailer.placement,
+            created_unix_ns: trailer.created_unix_ns,
+        }
+    }
 }
 
 /// One page of a segment's table.
